@@ -1,0 +1,347 @@
+//! Settings: plain data, defaults, and what each key means. `load` fills them from a file and the environment.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use secrecy::SecretString;
+use serde::Deserialize;
+
+use crate::domain::{Effect, ModelRef};
+
+/// Everything that can be configured.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The listener.
+    pub server: ServerConfig,
+    /// The database.
+    pub store: StoreConfig,
+    /// Scheduling.
+    pub run: RunConfig,
+    /// Ceilings for what a caller may ask.
+    pub limits: CeilingConfig,
+    /// Where logs go and how much.
+    pub log: LogConfig,
+    /// Model endpoints by name.
+    pub providers: BTreeMap<String, ProviderConfig>,
+    /// Agents by name.
+    pub agents: BTreeMap<String, AgentConfig>,
+    /// Directories by name.
+    pub workspaces: BTreeMap<String, WorkspaceConfig>,
+    /// Commands by name; the model names one and never writes one.
+    pub commands: BTreeMap<String, CommandConfig>,
+}
+
+/// The listener.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// Address and port.
+    pub bind: SocketAddr,
+    /// Largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// Most open connections.
+    pub max_connections: usize,
+    /// Most time for a request's headers to arrive, in milliseconds.
+    pub header_timeout_ms: u64,
+    /// Most time for a request's body to arrive, in milliseconds.
+    pub body_timeout_ms: u64,
+    /// Most time without a byte taken by the client, in milliseconds.
+    pub write_timeout_ms: u64,
+    /// Time between keep-alive comments on an event stream, in milliseconds.
+    pub keep_alive_ms: u64,
+}
+
+/// The database.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreConfig {
+    /// `sqlite:PATH`.
+    pub url: String,
+    /// Whether an accepted run survives a power cut.
+    pub durability: Durability,
+}
+
+/// How hard a commit is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// Flushed to the disk before it counts.
+    #[default]
+    Full,
+    /// Survives a crash of the process, not of the machine.
+    Process,
+}
+
+/// Scheduling.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// Most runs at work at the same time.
+    pub max_concurrent: usize,
+    /// Most runs waiting for a slot; more are refused with 503.
+    pub max_queued: usize,
+    /// Time for steps in flight to finish when the server stops, in milliseconds.
+    pub drain_ms: u64,
+    /// How often one call may occur in a run before it counts as a repeat.
+    pub repeat_limit: u32,
+    /// Where runs without a configured workspace get their own empty directory.
+    pub scratch_dir: PathBuf,
+    /// The agent of a request that names none.
+    pub default_agent: String,
+}
+
+/// Ceilings for what a caller may ask.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CeilingConfig {
+    /// Highest `limits.max_steps`.
+    pub max_steps: u32,
+    /// Highest `limits.max_tool_calls`.
+    pub max_tool_calls: u32,
+    /// Highest `limits.max_tokens`.
+    pub max_tokens: u64,
+    /// Highest `limits.timeout_ms`.
+    pub timeout_ms: u64,
+    /// Highest `limits.model_timeout_ms`.
+    pub model_timeout_ms: u64,
+    /// Highest `limits.tool_timeout_ms`.
+    pub tool_timeout_ms: u64,
+    /// Highest `context.max_tool_result_chars`.
+    pub max_tool_result_chars: usize,
+}
+
+/// Where logs go and how much.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    /// `error`, `warn`, `info`, `debug`, `trace`, or directives such as `info,hames::run=debug`.
+    pub level: String,
+    /// One line of JSON or of text per record, on standard error.
+    pub format: LogFormat,
+}
+
+/// The form of log records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// A model endpoint.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProviderConfig {
+    /// Which wire it speaks.
+    pub kind: ProviderKind,
+    /// Where it is; includes the version (`…/v1`) for `openai_chat`.
+    #[serde(default)]
+    pub base_url: Option<String>,
+    /// The environment variable that holds its key; no key is sent when absent.
+    #[serde(default)]
+    pub api_key_env: Option<String>,
+    /// The key, read from that variable when the settings are loaded; never from the file.
+    #[serde(skip)]
+    pub api_key: Option<SecretString>,
+    /// Models to show in `GET /models`; others can be used as well.
+    #[serde(default)]
+    pub models: Vec<String>,
+    /// Tokens a request and its answer may have together.
+    #[serde(default = "default_context_window")]
+    pub context_window: u64,
+    /// Most tokens of an answer; sent with each request and kept free in the window.
+    #[serde(default)]
+    pub max_output_tokens: Option<u32>,
+    /// Most time for a connection, in milliseconds.
+    #[serde(default = "default_connect_timeout_ms")]
+    pub connect_timeout_ms: u64,
+    /// Most time without a byte from the provider, in milliseconds; comments count as bytes.
+    #[serde(default = "default_idle_timeout_ms")]
+    pub idle_timeout_ms: u64,
+    /// Further attempts after a failure that may pass.
+    #[serde(default = "default_max_retries")]
+    pub max_retries: u32,
+    /// Where an `openai_chat` dialect wants its reasoning back on tool turns: `reasoning_content`,
+    /// `reasoning` or `reasoning_details`; absent: it is not sent back.
+    #[serde(default)]
+    pub reasoning_field: Option<String>,
+    /// The file a `scripted` provider plays.
+    #[serde(default)]
+    pub script: Option<PathBuf>,
+}
+
+const fn default_context_window() -> u64 {
+    128_000
+}
+
+const fn default_connect_timeout_ms() -> u64 {
+    10_000
+}
+
+const fn default_idle_timeout_ms() -> u64 {
+    30_000
+}
+
+const fn default_max_retries() -> u32 {
+    2
+}
+
+/// Which wire a provider speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProviderKind {
+    /// `POST …/chat/completions`, as OpenAI and most servers speak it.
+    OpenaiChat,
+    /// Plays a script; for demonstrations and tests.
+    Scripted,
+}
+
+/// An agent: a model, instructions, and what it may use.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentConfig {
+    /// Its model, `provider/model`.
+    pub model: ModelRef,
+    /// Other models a request may choose.
+    #[serde(default)]
+    pub models: Vec<ModelRef>,
+    /// The system prompt.
+    #[serde(default)]
+    pub instructions: Option<String>,
+    /// Its tools, by name or pattern.
+    #[serde(default)]
+    pub tools: Vec<String>,
+    /// Its workspace; absent: a fresh, empty one for each run.
+    #[serde(default)]
+    pub workspace: Option<String>,
+    /// Other workspaces a request may choose.
+    #[serde(default)]
+    pub workspaces: Vec<String>,
+    /// What it is for; shown in `GET /agents`.
+    #[serde(default)]
+    pub description: Option<String>,
+}
+
+/// A directory that file tools and commands work in.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkspaceConfig {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Whether tools may change it.
+    #[serde(default)]
+    pub writable: bool,
+    /// Largest file a tool may write, in bytes.
+    #[serde(default = "default_max_file_bytes")]
+    pub max_file_bytes: u64,
+    /// Most files and directories it may hold before writes of new files are refused.
+    #[serde(default = "default_max_files")]
+    pub max_files: u64,
+}
+
+const fn default_max_file_bytes() -> u64 {
+    10 * 1024 * 1024
+}
+
+const fn default_max_files() -> u64 {
+    10_000
+}
+
+/// A command the model can name.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommandConfig {
+    /// The program: a path, or a name looked up in `path`.
+    pub executable: PathBuf,
+    /// Its arguments, as they are.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// What it is for; the model reads this.
+    #[serde(default)]
+    pub description: Option<String>,
+    /// Most time, in milliseconds; the run's `tool_timeout_ms` applies as well.
+    #[serde(default = "default_command_timeout_ms")]
+    pub timeout_ms: u64,
+    /// What it can change.
+    #[serde(default = "default_command_effect")]
+    pub effect: Effect,
+    /// Variables of the server's environment it gets; `PATH`, `LANG` and `TZ` are always passed.
+    #[serde(default)]
+    pub env: Vec<String>,
+    /// Most bytes kept of each output stream; the middle of longer ones is left out.
+    #[serde(default = "default_max_output_bytes")]
+    pub max_output_bytes: usize,
+    /// Whether calling it again and again is how it is used.
+    #[serde(default)]
+    pub pollable: bool,
+}
+
+const fn default_command_timeout_ms() -> u64 {
+    60_000
+}
+
+const fn default_command_effect() -> Effect {
+    Effect::SideEffect
+}
+
+const fn default_max_output_bytes() -> usize {
+    64 * 1024
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            max_body_bytes: 4 * 1024 * 1024,
+            max_connections: 20_000,
+            header_timeout_ms: 5_000,
+            body_timeout_ms: 30_000,
+            write_timeout_ms: 30_000,
+            keep_alive_ms: 15_000,
+        }
+    }
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self { url: "sqlite:hames.db".to_owned(), durability: Durability::Full }
+    }
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            max_concurrent: 1_000,
+            max_queued: 10_000,
+            drain_ms: 30_000,
+            repeat_limit: 4,
+            scratch_dir: PathBuf::from("hames-scratch"),
+            default_agent: "default".to_owned(),
+        }
+    }
+}
+
+impl Default for CeilingConfig {
+    fn default() -> Self {
+        Self {
+            max_steps: 200,
+            max_tool_calls: 1_000,
+            max_tokens: 2_000_000,
+            timeout_ms: 3_600_000,
+            model_timeout_ms: 600_000,
+            tool_timeout_ms: 600_000,
+            max_tool_result_chars: 200_000,
+        }
+    }
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Text }
+    }
+}

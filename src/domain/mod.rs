@@ -1,0 +1,30 @@
+//! The nouns of the service: plain data with its invariants. No IO, no async, no clock.
+//!
+//! Every other module speaks in these types; this one imports none of ours.
+
+mod budget;
+mod event;
+mod failure;
+mod id;
+mod message;
+mod request;
+mod run;
+mod timestamp;
+mod tool;
+mod turn;
+
+pub use budget::{InvalidUsage, Limits, TokenUsage, Usage};
+pub use event::{EncodedBody, Event, EventBody, EventKind, LimitKind};
+pub use failure::{FailureClass, ModelFailure, RunError};
+pub use id::{Generation, InvalidRunId, RunId, Seq, TenantId};
+pub use message::{Arguments, AssistantMessage, Message, Part, ReasoningToken, ToolCall, ToolMessage, UserMessage};
+pub use request::{
+    ContextPatch, FieldError, InputMessage, InputRole, LimitsPatch, RunInput, RunRequest, TextOrParts, TextPart,
+};
+pub use run::{
+    ContextPolicy, ContextStrategy, End, EndStatus, ModelRef, OnRepeat, ParallelTools, Run, RunSpec, RunStatus,
+    RunStatusName, RunView,
+};
+pub use timestamp::{InvalidTimestamp, Timestamp};
+pub use tool::{Effect, InvalidToolName, OutcomeKind, ToolName, ToolOutcome, ToolSpec};
+pub use turn::{Delta, FinishReason, ModelRequest, ModelTurn};

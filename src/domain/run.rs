@@ -1,0 +1,446 @@
+//! A run: what was asked, where it stands, how it ended.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::ToSchema;
+
+use super::{FinishReason, Generation, Limits, Message, RunError, RunId, Seq, TenantId, Timestamp, ToolName, Usage};
+
+/// A model at a configured provider, written `provider/model`. The model part may hold slashes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ModelRef {
+    /// The name of a `[providers.NAME]` section.
+    pub provider: String,
+    /// The model's name there.
+    pub model: String,
+}
+
+impl fmt::Display for ModelRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.provider, self.model)
+    }
+}
+
+impl FromStr for ModelRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((provider, model)) if !provider.is_empty() && !model.is_empty() => {
+                Ok(Self { provider: provider.to_owned(), model: model.to_owned() })
+            }
+            _ => Err(format!("`{text}` is not a model; expected `provider/model`")),
+        }
+    }
+}
+
+impl Serialize for ModelRef {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ModelRef {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What a run was accepted as: every default filled in, every name resolved, nothing left to decide.
+/// Immutable once stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunSpec {
+    /// The agent's name.
+    pub agent: String,
+    /// The conversation the run starts from; well formed, ends with a user message.
+    pub input: Vec<Message>,
+    /// The system prompt.
+    pub instructions: Option<String>,
+    /// The model.
+    pub model: ModelRef,
+    /// Most tokens one answer may have; `None` leaves it to the provider.
+    pub max_output_tokens: Option<u32>,
+    /// The tools on offer, in the order they are shown to the model.
+    pub tools: Vec<ToolName>,
+    /// The bounds.
+    pub limits: Limits,
+    /// How much of the transcript the model sees.
+    pub context: ContextPolicy,
+    /// What a repeated call means.
+    pub on_repeat: OnRepeat,
+    /// Whether read-only calls of one batch may overlap.
+    pub parallel_tools: ParallelTools,
+    /// A configured workspace; `None` is a fresh, empty one.
+    pub workspace: Option<String>,
+    /// The caller's own labels.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// How much of the transcript the model sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ContextPolicy {
+    /// What happens to rounds that do not fit.
+    pub strategy: ContextStrategy,
+    /// Most tokens of one request: instructions, tool schemas and messages together.
+    pub max_tokens: u64,
+    /// Most Unicode scalar values of one tool result; longer ones keep head and tail.
+    pub max_tool_result_chars: usize,
+}
+
+/// What happens to rounds that do not fit the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ContextStrategy {
+    /// The oldest whole rounds are left out of the request.
+    #[default]
+    Trim,
+}
+
+/// What a repeated call means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnRepeat {
+    /// The repeat is not executed and the model is told; the next one ends the run.
+    #[default]
+    Warn,
+    /// The first repeat ends the run.
+    Stop,
+    /// No check.
+    Allow,
+}
+
+/// Whether read-only calls of one batch may overlap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ParallelTools {
+    /// Neighbouring read-only calls overlap; everything else runs alone, in order.
+    #[default]
+    ReadOnly,
+    /// One call at a time.
+    Never,
+}
+
+/// Where a run stands. A cancel request is a stored instant beside it, since it can arrive in any status.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RunStatus {
+    /// Accepted, waiting for a free slot.
+    Queued,
+    /// In the hands of a worker.
+    Running {
+        /// When its first worker took it.
+        started_at: Timestamp,
+        /// When it must have ended.
+        deadline_at: Timestamp,
+    },
+    /// Ended, for good.
+    Finished {
+        /// When its first worker took it; `None` when it was cancelled in the queue.
+        started_at: Option<Timestamp>,
+        /// When it must have ended; `None` when it never started.
+        deadline_at: Option<Timestamp>,
+        /// When it ended.
+        finished_at: Timestamp,
+        /// How.
+        end: End,
+    },
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// The model gave its answer.
+    Completed {
+        /// The text of the last response; never empty.
+        answer: String,
+        /// `length` says that the answer was cut by the output limit.
+        finish_reason: FinishReason,
+    },
+    /// Something else ended it first.
+    Stopped {
+        /// What.
+        status: EndStatus,
+        /// Text so far, if any.
+        partial: Option<String>,
+        /// Why, in words.
+        error: RunError,
+    },
+}
+
+/// The terminal statuses other than `completed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EndStatus {
+    /// `max_steps` responses, and still calling tools.
+    StepLimit,
+    /// A batch did not fit what was left of `max_tool_calls`.
+    ToolLimit,
+    /// The next request would not fit what was left of `max_tokens`.
+    TokenLimit,
+    /// Not even the shortest useful request fits the window.
+    ContextLimit,
+    /// The model kept repeating itself.
+    RepeatLimit,
+    /// The run's deadline passed.
+    Timeout,
+    /// It was cancelled.
+    Aborted,
+    /// The model side failed, after retries.
+    ModelError,
+    /// hames or a tool broke.
+    InternalError,
+}
+
+impl End {
+    /// The published status.
+    pub const fn name(&self) -> RunStatusName {
+        match self {
+            Self::Completed { .. } => RunStatusName::Completed,
+            Self::Stopped { status, .. } => match status {
+                EndStatus::StepLimit => RunStatusName::StepLimit,
+                EndStatus::ToolLimit => RunStatusName::ToolLimit,
+                EndStatus::TokenLimit => RunStatusName::TokenLimit,
+                EndStatus::ContextLimit => RunStatusName::ContextLimit,
+                EndStatus::RepeatLimit => RunStatusName::RepeatLimit,
+                EndStatus::Timeout => RunStatusName::Timeout,
+                EndStatus::Aborted => RunStatusName::Aborted,
+                EndStatus::ModelError => RunStatusName::ModelError,
+                EndStatus::InternalError => RunStatusName::InternalError,
+            },
+        }
+    }
+}
+
+impl RunStatus {
+    /// The published status.
+    pub const fn name(&self) -> RunStatusName {
+        match self {
+            Self::Queued => RunStatusName::Queued,
+            Self::Running { .. } => RunStatusName::Running,
+            Self::Finished { end, .. } => end.name(),
+        }
+    }
+
+    /// Whether the run has ended.
+    pub const fn is_finished(&self) -> bool {
+        match self {
+            Self::Finished { .. } => true,
+            Self::Queued | Self::Running { .. } => false,
+        }
+    }
+}
+
+/// A run as stored, without its spec and its transcript, which only a worker needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// Its name.
+    pub id: RunId,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// The fence.
+    pub generation: Generation,
+    /// Where it stands.
+    pub status: RunStatus,
+    /// The agent's name.
+    pub agent: String,
+    /// The model it was accepted with.
+    pub model: ModelRef,
+    /// The bounds.
+    pub limits: Limits,
+    /// The caller's own labels.
+    pub metadata: BTreeMap<String, String>,
+    /// Model responses so far.
+    pub steps: u32,
+    /// Tool calls so far, refused and failed ones included.
+    pub tool_calls: u32,
+    /// Tokens so far.
+    pub usage: Usage,
+    /// When it was accepted.
+    pub created_at: Timestamp,
+    /// When somebody asked to end it.
+    pub cancel_requested_at: Option<Timestamp>,
+    /// The number of its newest durable event.
+    pub last_seq: Seq,
+}
+
+/// The published form of a [`Run`].
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[schema(as = Run)]
+pub struct RunView {
+    /// `run_` and 32 hexadecimal digits.
+    #[schema(value_type = String, example = "run_019000000000700080000000000000ab")]
+    pub id: RunId,
+    /// `queued`, `running`, or one of the terminal statuses.
+    pub status: RunStatusName,
+    /// The agent's name.
+    pub agent: String,
+    /// `provider/model`.
+    #[schema(value_type = String, example = "openai/gpt-5")]
+    pub model: ModelRef,
+    /// The final text of a completed run.
+    pub answer: Option<String>,
+    /// Text so far of a run that stopped early.
+    pub partial: Option<String>,
+    /// Why a finished run did not complete.
+    pub error: Option<RunError>,
+    /// Why the model stopped writing the answer; `length` says the output limit cut it.
+    pub finish_reason: Option<FinishReason>,
+    /// Model responses so far.
+    pub steps: u32,
+    /// Tool calls so far, refused and failed ones included.
+    pub tool_calls: u32,
+    /// Tokens so far.
+    pub usage: Usage,
+    /// The bounds.
+    pub limits: Limits,
+    /// The caller's own labels.
+    pub metadata: BTreeMap<String, String>,
+    /// When it was accepted.
+    #[schema(value_type = String, format = DateTime)]
+    pub created_at: Timestamp,
+    /// When a worker took it.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub started_at: Option<Timestamp>,
+    /// When it must have ended.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub deadline_at: Option<Timestamp>,
+    /// When somebody asked to end it.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub cancel_requested_at: Option<Timestamp>,
+    /// When it ended.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub finished_at: Option<Timestamp>,
+}
+
+/// Every published status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = RunStatus)]
+pub enum RunStatusName {
+    /// Accepted, waiting for a free slot.
+    Queued,
+    /// In the hands of a worker.
+    Running,
+    /// The model gave its answer.
+    Completed,
+    /// `max_steps` responses, and still calling tools.
+    StepLimit,
+    /// A batch did not fit what was left of `max_tool_calls`.
+    ToolLimit,
+    /// The next request would not fit what was left of `max_tokens`.
+    TokenLimit,
+    /// Not even the shortest useful request fits the window.
+    ContextLimit,
+    /// The model kept repeating itself.
+    RepeatLimit,
+    /// The run's deadline passed.
+    Timeout,
+    /// It was cancelled.
+    Aborted,
+    /// The model side failed, after retries.
+    ModelError,
+    /// hames or a tool broke.
+    InternalError,
+}
+
+impl RunStatusName {
+    /// All of them, active ones first.
+    pub const ALL: [Self; 12] = [
+        Self::Queued,
+        Self::Running,
+        Self::Completed,
+        Self::StepLimit,
+        Self::ToolLimit,
+        Self::TokenLimit,
+        Self::ContextLimit,
+        Self::RepeatLimit,
+        Self::Timeout,
+        Self::Aborted,
+        Self::ModelError,
+        Self::InternalError,
+    ];
+
+    /// The published spelling.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::StepLimit => "step_limit",
+            Self::ToolLimit => "tool_limit",
+            Self::TokenLimit => "token_limit",
+            Self::ContextLimit => "context_limit",
+            Self::RepeatLimit => "repeat_limit",
+            Self::Timeout => "timeout",
+            Self::Aborted => "aborted",
+            Self::ModelError => "model_error",
+            Self::InternalError => "internal_error",
+        }
+    }
+}
+
+impl From<&Run> for RunView {
+    fn from(run: &Run) -> Self {
+        let (started_at, deadline_at, finished_at) = match &run.status {
+            RunStatus::Queued => (None, None, None),
+            RunStatus::Running { started_at, deadline_at } => (Some(*started_at), Some(*deadline_at), None),
+            RunStatus::Finished { started_at, deadline_at, finished_at, .. } => {
+                (*started_at, *deadline_at, Some(*finished_at))
+            }
+        };
+        let (answer, partial, error, finish_reason) = match &run.status {
+            RunStatus::Queued | RunStatus::Running { .. } => (None, None, None, None),
+            RunStatus::Finished { end: End::Completed { answer, finish_reason }, .. } => {
+                (Some(answer.clone()), None, None, Some(*finish_reason))
+            }
+            RunStatus::Finished { end: End::Stopped { partial, error, .. }, .. } => {
+                (None, partial.clone(), Some(error.clone()), None)
+            }
+        };
+        Self {
+            id: run.id,
+            status: run.status.name(),
+            agent: run.agent.clone(),
+            model: run.model.clone(),
+            answer,
+            partial,
+            error,
+            finish_reason,
+            steps: run.steps,
+            tool_calls: run.tool_calls,
+            usage: run.usage,
+            limits: run.limits,
+            metadata: run.metadata.clone(),
+            created_at: run.created_at,
+            started_at,
+            deadline_at,
+            cancel_requested_at: run.cancel_requested_at,
+            finished_at,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_names_are_spelt_as_serialised() {
+        for name in RunStatusName::ALL {
+            assert_eq!(serde_json::to_value(name).unwrap(), name.as_str());
+        }
+    }
+
+    #[test]
+    fn a_model_reference_splits_at_the_first_slash() {
+        let model: ModelRef = "hub/org/model".parse().unwrap();
+        assert_eq!((model.provider.as_str(), model.model.as_str()), ("hub", "org/model"));
+        for bad in ["", "gpt", "/gpt", "openai/"] {
+            assert!(bad.parse::<ModelRef>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! hames executes LLM agents: an HTTP service that runs the model-and-tool loop, streams what happens and
+//! keeps what happened. `ARCHITECTURE.md` has the map; `tests/it/architecture.rs` holds the code to it.
+//!
+//! Imports point one way: `domain` imports nothing of ours, `agent` only `domain`, and `provider` and `tool`
+//! never see each other. `run` drives them, `http` and `cli` stand in front, `app` builds the whole.
+
+pub mod config;
+pub mod domain;
+pub mod provider;
+pub mod store;
+pub mod time;
+pub mod tool;

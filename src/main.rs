@@ -1,0 +1,3 @@
+//! The `hames` program.
+
+fn main() {}

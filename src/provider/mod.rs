@@ -1,0 +1,24 @@
+//! Model providers: one wire per file, each a pure encoder and decoder, and one client that drives them all.
+//!
+//! A call is one attempt: it streams fragments into a [`DeltaSink`] and gives a whole turn or a classified
+//! failure. Whether to try again is decided by [`retry`] and carried out by the run's driver, which records it.
+
+use async_trait::async_trait;
+
+use crate::domain::{Delta, ModelFailure, ModelRequest, ModelTurn};
+
+/// One configured endpoint that answers model requests.
+#[async_trait]
+pub trait Provider: Send + Sync {
+    /// Makes one attempt. Dropping the future closes the connection at once.
+    ///
+    /// A turn comes back only after the provider said that it was finished; anything else is a
+    /// [`ModelFailure`] with its class.
+    async fn call(&self, request: &ModelRequest, sink: &mut dyn DeltaSink) -> Result<ModelTurn, ModelFailure>;
+}
+
+/// Takes the fragments of a response as they arrive. Never blocks.
+pub trait DeltaSink: Send {
+    /// Takes one fragment.
+    fn delta(&mut self, delta: Delta<'_>);
+}
