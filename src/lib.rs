@@ -4,6 +4,7 @@
 //! Imports point one way: `domain` imports nothing of ours, `agent` only `domain`, and `provider` and `tool`
 //! never see each other. `run` drives them, `http` and `cli` stand in front, `app` builds the whole.
 
+pub mod agent;
 pub mod config;
 pub mod domain;
 pub mod provider;

@@ -72,6 +72,8 @@ pub struct RunSpec {
     pub context: ContextPolicy,
     /// What a repeated call means.
     pub on_repeat: OnRepeat,
+    /// The occurrence of one call, counted over the run, that is a repeat; at least 2.
+    pub repeat_limit: u32,
     /// Whether read-only calls of one batch may overlap.
     pub parallel_tools: ParallelTools,
     /// A configured workspace; `None` is a fresh, empty one.
@@ -195,22 +197,29 @@ pub enum EndStatus {
     InternalError,
 }
 
+impl EndStatus {
+    /// The published status.
+    pub const fn name(self) -> RunStatusName {
+        match self {
+            Self::StepLimit => RunStatusName::StepLimit,
+            Self::ToolLimit => RunStatusName::ToolLimit,
+            Self::TokenLimit => RunStatusName::TokenLimit,
+            Self::ContextLimit => RunStatusName::ContextLimit,
+            Self::RepeatLimit => RunStatusName::RepeatLimit,
+            Self::Timeout => RunStatusName::Timeout,
+            Self::Aborted => RunStatusName::Aborted,
+            Self::ModelError => RunStatusName::ModelError,
+            Self::InternalError => RunStatusName::InternalError,
+        }
+    }
+}
+
 impl End {
     /// The published status.
     pub const fn name(&self) -> RunStatusName {
         match self {
             Self::Completed { .. } => RunStatusName::Completed,
-            Self::Stopped { status, .. } => match status {
-                EndStatus::StepLimit => RunStatusName::StepLimit,
-                EndStatus::ToolLimit => RunStatusName::ToolLimit,
-                EndStatus::TokenLimit => RunStatusName::TokenLimit,
-                EndStatus::ContextLimit => RunStatusName::ContextLimit,
-                EndStatus::RepeatLimit => RunStatusName::RepeatLimit,
-                EndStatus::Timeout => RunStatusName::Timeout,
-                EndStatus::Aborted => RunStatusName::Aborted,
-                EndStatus::ModelError => RunStatusName::ModelError,
-                EndStatus::InternalError => RunStatusName::InternalError,
-            },
+            Self::Stopped { status, .. } => status.name(),
         }
     }
 }
