@@ -2,8 +2,27 @@
 //!
 //! A call is one attempt: it streams fragments into a [`DeltaSink`] and gives a whole turn or a classified
 //! failure. Whether to try again is decided by [`retry`] and carried out by the run's driver, which records it.
+//!
+//! The way of a response: [`http`] asks and checks the status; [`client`] reads the bytes and holds every rule
+//! on ends and errors; [`sse`] cuts them into events; the wire's decoder ([`openai_chat`]) turns events into
+//! fragments; [`accumulator`] folds those into the turn.
+
+pub mod accumulator;
+mod catalog;
+pub mod client;
+pub mod error;
+pub mod http;
+pub mod json;
+pub mod names;
+mod object_scan;
+pub mod openai_chat;
+pub mod retry;
+pub mod scripted;
+pub mod sse;
 
 use async_trait::async_trait;
+
+pub use catalog::{Catalog, CatalogError, Endpoint};
 
 use crate::domain::{Delta, ModelFailure, ModelRequest, ModelTurn};
 

@@ -1,0 +1,251 @@
+//! A provider behind HTTP, whatever its wire: connection, headers, status, and what may be said of them.
+
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Client, Response, StatusCode, Url};
+use secrecy::{ExposeSecret, SecretString};
+use tokio::time::timeout;
+
+use super::accumulator::Accumulator;
+use super::client::{Decoder, Reader, read, silent};
+use super::error::{ProviderError, retry_after};
+use super::names::NameMap;
+use super::{DeltaSink, Provider, json};
+use crate::domain::{FailureClass, ModelFailure, ModelRequest, ModelTurn};
+use crate::time::Clock;
+
+/// Most bytes read of an error's body.
+const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
+
+/// One provider's way to write requests and responses. No IO, no policy.
+pub trait Wire: Send + Sync + 'static {
+    /// What differs between servers of this wire and is learnt from their refusals.
+    type Dialect: Clone + PartialEq + Send;
+    /// Reads one response.
+    type Decoder: Decoder;
+
+    /// The path below the base URL.
+    fn path(&self) -> &'static str;
+    /// What is assumed of a server at first.
+    fn dialect(&self) -> Self::Dialect;
+    /// How tool names are spelt in this request and its response.
+    fn names(&self, request: &ModelRequest) -> NameMap;
+    /// The request's body.
+    fn encode(&self, request: &ModelRequest, names: &NameMap, dialect: &Self::Dialect) -> Vec<u8>;
+    /// A reader for one response.
+    fn decoder(&self) -> Self::Decoder;
+    /// What to assume from now on when the server refused a request written with `used`, if that may help.
+    fn adapt(&self, used: &Self::Dialect, status: u16, error: &ProviderError, body: &str) -> Option<Self::Dialect>;
+}
+
+/// Where a provider is and how patient to be with it.
+#[derive(Clone, Debug)]
+pub struct HttpSettings {
+    /// The base URL; `http` or `https`.
+    pub base_url: Url,
+    /// Sent as `Authorization: Bearer`, never shown.
+    pub api_key: Option<SecretString>,
+    /// Most time for a connection.
+    pub connect_timeout: Duration,
+    /// Most time without a byte from the provider.
+    pub idle_timeout: Duration,
+}
+
+/// The client cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The TLS library or the system's certificates do not work.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The HTTP client cannot be built.
+    #[error("the HTTP client cannot be set up: {0}")]
+    Client(#[from] reqwest::Error),
+    /// The base URL cannot carry a path.
+    #[error("the base URL has no path to add to; expected one such as https://api.example/v1")]
+    BaseUrl,
+    /// The key cannot be part of a header.
+    #[error("the API key holds characters that no HTTP header can carry; look for line breaks in it")]
+    Key,
+}
+
+/// A provider behind HTTP.
+pub struct HttpProvider<W: Wire> {
+    wire: W,
+    dialect: Mutex<W::Dialect>,
+    client: Client,
+    url: Url,
+    headers: HeaderMap,
+    api_key: Option<SecretString>,
+    idle_timeout: Duration,
+    clock: Arc<dyn Clock>,
+}
+
+impl<W: Wire> HttpProvider<W> {
+    /// Sets up the client; connects to nothing yet. The clock reads dates in `retry-after`.
+    pub fn new(wire: W, settings: HttpSettings, clock: Arc<dyn Clock>) -> Result<Self, SetupError> {
+        let mut url = settings.base_url;
+        url.path_segments_mut().map_err(|()| SetupError::BaseUrl)?.pop_if_empty().extend(wire.path().split('/'));
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
+        if let Some(key) = &settings.api_key {
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {}", key.expose_secret())).map_err(|_| SetupError::Key)?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        // Proxies of the environment are not for providers, and a redirect would carry the key elsewhere.
+        let client = Client::builder()
+            .tls_backend_preconfigured(tls_config(url.scheme())?)
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .connect_timeout(settings.connect_timeout)
+            .user_agent(concat!("hames/", env!("CARGO_PKG_VERSION")))
+            .build()?;
+        let dialect = Mutex::new(wire.dialect());
+        Ok(Self {
+            wire,
+            dialect,
+            client,
+            url,
+            headers,
+            api_key: settings.api_key,
+            idle_timeout: settings.idle_timeout,
+            clock,
+        })
+    }
+
+    async fn attempt(&self, request: &ModelRequest, sink: &mut dyn DeltaSink) -> Result<ModelTurn, ModelFailure> {
+        let names = self.wire.names(request);
+        let response = self.send(request, &names).await?;
+        let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let accumulator = Accumulator::new(request.step, names);
+        let reader = Reader::new(content_type, self.wire.decoder(), accumulator);
+        let bytes = response.bytes_stream().map(|piece| piece.map_err(|error| describe(&error.without_url())));
+        read(bytes, self.idle_timeout, reader, sink).await
+    }
+
+    /// Sends the request, again where a refusal taught something about the server.
+    async fn send(&self, request: &ModelRequest, names: &NameMap) -> Result<Response, ModelFailure> {
+        loop {
+            let dialect = self.dialect.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let body = self.wire.encode(request, names, &dialect);
+            let sending = self.client.post(self.url.clone()).headers(self.headers.clone()).body(body).send();
+            let response = match timeout(self.idle_timeout, sending).await {
+                Ok(Ok(response)) => response,
+                Ok(Err(error)) => return Err(self.unreachable(error)),
+                Err(_) => return Err(silent(self.idle_timeout)),
+            };
+            if response.status().is_success() {
+                return Ok(response);
+            }
+            let status = response.status();
+            let headers = response.headers().clone();
+            let body = error_body(response, self.idle_timeout).await;
+            let value = json::document(&body).and_then(json::value);
+            let error = value.as_ref().and_then(ProviderError::find).unwrap_or_else(|| ProviderError::text(&body));
+            // Each correction leaves the dialect it corrects for good, so this ends.
+            match self.wire.adapt(&dialect, status.as_u16(), &error, &body) {
+                Some(better) if better != dialect => {
+                    *self.dialect.lock().unwrap_or_else(PoisonError::into_inner) = better;
+                }
+                Some(_) | None => return Err(self.refused(status, &headers, &error)),
+            }
+        }
+    }
+
+    fn refused(&self, status: StatusCode, headers: &HeaderMap, error: &ProviderError) -> ModelFailure {
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let own = error.class_of_status(status.as_u16());
+        // The header is how OpenAI and its SDKs overrule the status.
+        let (class, note) = match (header("x-should-retry"), own) {
+            (Some("true"), class) if !class.is_transient() => {
+                (FailureClass::Unavailable, "; it asks for another attempt")
+            }
+            (Some("false"), FailureClass::RateLimited) => (FailureClass::QuotaExhausted, "; it asks not to try again"),
+            (Some("false"), class) if class.is_transient() => (FailureClass::Refused, "; it asks not to try again"),
+            (_, class) => (class, ""),
+        };
+        ModelFailure {
+            class,
+            message: format!("answered {status}: {}{note}", error.excerpt()),
+            retry_after: retry_after(header("retry-after-ms"), header("retry-after"), self.clock.now()),
+        }
+    }
+
+    fn unreachable(&self, error: reqwest::Error) -> ModelFailure {
+        let error = error.without_url();
+        let class = if error.is_timeout() { FailureClass::TimedOut } else { FailureClass::Unavailable };
+        ModelFailure::new(class, format!("could not be asked: {}", describe(&error)))
+    }
+
+    /// Puts the provider's name before a message and makes sure that the key is not in it.
+    fn present(&self, mut failure: ModelFailure) -> ModelFailure {
+        if let Some(key) = self.api_key.as_ref().map(ExposeSecret::expose_secret).filter(|key| !key.is_empty()) {
+            failure.message = failure.message.replace(key, "[key]");
+        }
+        let port = self.url.port().map(|port| format!(":{port}")).unwrap_or_default();
+        failure.message = format!("{}{port}: {}", self.url.host_str().unwrap_or_default(), failure.message);
+        failure
+    }
+}
+
+#[async_trait]
+impl<W: Wire> Provider for HttpProvider<W> {
+    async fn call(&self, request: &ModelRequest, sink: &mut dyn DeltaSink) -> Result<ModelTurn, ModelFailure> {
+        self.attempt(request, sink).await.map_err(|failure| self.present(failure))
+    }
+}
+
+/// As much of an error's body as is worth reading; what cannot be read in time is left out.
+async fn error_body(mut response: Response, idle: Duration) -> String {
+    let mut body = Vec::new();
+    while body.len() < MAX_ERROR_BODY_BYTES {
+        match timeout(idle, response.chunk()).await {
+            Ok(Ok(Some(piece))) => body.extend_from_slice(&piece),
+            Ok(Ok(None) | Err(_)) | Err(_) => break,
+        }
+    }
+    body.truncate(MAX_ERROR_BODY_BYTES);
+    String::from_utf8_lossy(&body).into_owned()
+}
+
+/// An error and its causes in one line.
+fn describe(error: &dyn Error) -> String {
+    let mut out = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        if !out.contains(&text) {
+            out.push_str(": ");
+            out.push_str(&text);
+        }
+        source = cause.source();
+    }
+    out
+}
+
+/// TLS with the ring library and the system's certificates, set up here so that no process-wide default is
+/// needed. Without `https` no certificate is read, as a container may have none.
+fn tls_config(scheme: &str) -> Result<rustls::ClientConfig, rustls::Error> {
+    let ring = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        rustls::ClientConfig::builder_with_provider(Arc::clone(&ring)).with_safe_default_protocol_versions()?;
+    let mut config = if scheme == "https" {
+        let verifier = rustls_platform_verifier::Verifier::new(ring)?;
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
+    } else {
+        builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth()
+    };
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;
