@@ -252,28 +252,29 @@ impl Accumulator {
 
     /// The call an entry continues; `None` when it begins a new one.
     fn slot(&self, entry: &CallFragment, at_position: Option<usize>, touched: &[usize]) -> Option<usize> {
-        if entry.index.is_some() {
-            // The newest of that number: a server that numbers every call 0 begins another one when the
-            // last is complete and both id and name are new.
-            let slot = self.calls.iter().rposition(|call| call.index == entry.index)?;
-            let call = self.calls.get(slot)?;
+        // The newest of that number: a server that numbers every call 0 begins another one when the last
+        // is complete and both id and name are new.
+        let numbered =
+            self.calls.iter().enumerate().rev().find(|(_, call)| call.index.is_some() && call.index == entry.index);
+        if let Some((slot, call)) = numbered {
             let other_id = entry.id.as_ref().is_some_and(|id| !call.id.is_empty() && *id != call.id);
             let begins_another = other_id && entry.name.is_some() && call.scan.is_complete();
             return (!begins_another).then_some(slot);
         }
+        // A number that is new can still be that of a call which had none so far.
+        let candidate = |call: &Call| entry.index.is_none() || call.index.is_none();
         if let Some(id) = &entry.id {
-            return self.calls.iter().rposition(|call| call.id == *id).or_else(|| {
+            return self.calls.iter().rposition(|call| candidate(call) && call.id == *id).or_else(|| {
                 // Arguments came first, and here are their id and name.
                 let last = self.calls.len().checked_sub(1)?;
                 let call = self.calls.get(last)?;
-                (call.index.is_none() && call.id.is_empty() && call.name.is_empty() && !touched.contains(&last))
-                    .then_some(last)
+                let waits = call.index.is_none() && call.id.is_empty() && call.name.is_empty();
+                (waits && !touched.contains(&last)).then_some(last)
             });
         }
-        let mut open =
-            self.calls.iter().enumerate().filter(|(slot, call)| {
-                !touched.contains(slot) && !call.scan.is_complete() && may_continue(call, entry)
-            });
+        let mut open = self.calls.iter().enumerate().filter(|(slot, call)| {
+            candidate(call) && !touched.contains(slot) && !call.scan.is_complete() && may_continue(call, entry)
+        });
         match (open.next(), open.next()) {
             (None, _) => None,
             (Some((slot, _)), None) => Some(slot),

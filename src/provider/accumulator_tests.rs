@@ -90,6 +90,11 @@ fn fragments_find_their_call() {
             json!([["call_3_1", "t", {"x": 1}]]),
         ),
         (
+            "an index only on some chunks",
+            json!([[{"id": "a", "name": "t", "args": ""}], [{"index": 0, "args": "{\"x\":"}], [{"args": "1}"}], [{"index": 1, "id": "b", "name": "u"}]]),
+            json!([["a", "t", {"x": 1}], ["b", "u", {}]]),
+        ),
+        (
             "arguments before the name",
             json!([[{"index": 0, "args": "{\"x\":1"}], [{"index": 0, "id": "a", "name": "t", "args": "}"}]]),
             json!([["a", "t", {"x": 1}]]),

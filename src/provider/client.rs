@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{FutureExt, Stream, StreamExt};
+use futures_util::{Stream, StreamExt};
 use tokio::time::timeout;
 
 use super::accumulator::{AccumulateError, Accumulator, Fragment};
@@ -240,11 +240,7 @@ pub(super) async fn read<D: Decoder>(
         let wait = match progress {
             Progress::Reading => idle,
             Progress::Finished => idle.min(TAIL_WAIT),
-            Progress::Done => {
-                // The end of the body is mostly here already; taking it lets the connection be used again.
-                drop(bytes.next().now_or_never());
-                return reader.done(sink);
-            }
+            Progress::Done => return reader.done(sink),
         };
         progress = match timeout(wait, bytes.next()).await {
             Ok(Some(Ok(piece))) => reader.push(&piece, sink)?,

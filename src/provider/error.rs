@@ -33,6 +33,10 @@ impl ProviderError {
                     .iter()
                     .find_map(|name| fields.get(*name))
                     .map(|message| Self { message: words(message), ..Self::coded(value) }),
+                Some(Value::String(title)) => {
+                    let message = fields.get("message").and_then(Value::as_str).unwrap_or(title);
+                    Some(Self { message: message.to_owned(), ..Self::coded(value) })
+                }
                 Some(error) => Some(Self::read(error)),
             },
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
@@ -249,6 +253,7 @@ mod tests {
         for (body, message) in [
             (json!({"error": {"message": "a", "type": "t"}}), "a (t)"),
             (json!({"error": "b"}), "b"),
+            (json!({"error": "Not Found", "message": "no such model", "status": 404}), "no such model (404)"),
             (json!({"object": "error", "message": "c", "code": 400}), "c (400)"),
             (json!({"detail": [{"loc": ["body"], "msg": "d"}]}), r#"[{"loc":["body"],"msg":"d"}]"#),
             (json!([{"error": {"message": "e", "code": 400, "status": "INVALID"}}]), "e (400)"),

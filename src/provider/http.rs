@@ -1,6 +1,7 @@
 //! A provider behind HTTP, whatever its wire: connection, headers, status, and what may be said of them.
 
 use std::error::Error;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
 /// One provider's way to write requests and responses. No IO, no policy.
 pub trait Wire: Send + Sync + 'static {
     /// What differs between servers of this wire and is learnt from their refusals.
-    type Dialect: Clone + PartialEq + Send;
+    type Dialect: Clone + PartialEq + fmt::Debug + Send;
     /// Reads one response.
     type Decoder: Decoder;
 
@@ -152,6 +153,10 @@ impl<W: Wire> HttpProvider<W> {
             // Each correction leaves the dialect it corrects for good, so this ends.
             match self.wire.adapt(&dialect, status.as_u16(), &error, &body) {
                 Some(better) if better != dialect => {
+                    tracing::info!(
+                        host = self.url.host_str(), %status, refused = ?dialect, from_now_on = ?better,
+                        "the provider refused an option; it is asked without it"
+                    );
                     *self.dialect.lock().unwrap_or_else(PoisonError::into_inner) = better;
                 }
                 Some(_) | None => return Err(self.refused(status, &headers, &error)),

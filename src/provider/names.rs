@@ -91,8 +91,9 @@ mod tests {
             .map(|verb| format!("mcp_atlassian_cloud_integration_server__{verb}_page_with_attachments"));
         let map = NameMap::new(["read_file", "fs.read/file", "fs/read.file", &long[0], &long[1]]);
         assert_eq!(map.to_wire("read_file"), "read_file");
-        assert_eq!(map.to_wire("fs.read/file"), "fs_read_file_4aa31d7f");
-        assert_eq!(map.from_wire("fs_read_file_4aa31d7f"), "fs.read/file");
+        assert_eq!(map.to_wire("fs.read/file"), "fs_read_file_fb8738bd");
+        assert_eq!(map.from_wire("fs_read_file_fb8738bd"), "fs.read/file");
+        assert_ne!(map.to_wire(&long[0]), map.to_wire(&long[1]));
         assert_eq!(map.from_wire("unknown"), "unknown");
         assert_eq!(map.from_wire("fs.read/file"), "fs.read/file");
     }

@@ -68,7 +68,7 @@ fn lines_and_events_are_bounded() {
     assert_eq!(decode(&[&long]), Err(SseError::LineTooLong));
     assert_eq!(decode(&long.chunks(1000).collect::<Vec<_>>()), Err(SseError::LineTooLong));
     let line = format!("data: {}\n", "x".repeat(MAX_LINE_BYTES - 6));
-    assert_eq!(decode(&vec![line.as_bytes(); 5]), Err(SseError::EventTooLarge));
+    assert_eq!(decode(&[line.as_bytes(); 5]), Err(SseError::EventTooLarge));
     assert_eq!(decode(&[line.as_bytes()]).unwrap().len(), 1);
 }
 

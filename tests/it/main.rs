@@ -1,1 +1,6 @@
 //! Integration tests, laid out like the source.
+
+#[cfg(test)]
+mod provider;
+#[cfg(test)]
+mod support;

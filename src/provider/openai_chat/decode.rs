@@ -30,16 +30,19 @@ impl Decoder for ChatDecoder {
             return Ok(Decoded::More);
         }
         let Some(fields) = Fields::parse(data) else {
+            if matches!(event.name.as_str(), "ping" | "heartbeat" | "keepalive" | "keep-alive") {
+                return Ok(Decoded::More);
+            }
             return Err(match json::document(data).and_then(json::value) {
                 Some(value) if event.name == "error" => StreamError::Provider(ProviderError::read(&value)),
                 _ => StreamError::Unreadable(data.to_owned()),
             });
         };
+        let read = self.chunk(&fields, "delta", out);
         if event.name == "error" || is_error(&fields) {
             return Err(StreamError::Provider(read_error(data)));
         }
-        self.chunk(&fields, "delta", out)?;
-        Ok(Decoded::More)
+        read.map(|()| Decoded::More)
     }
 
     fn stray(&mut self, line: &str) -> Result<(), StreamError> {

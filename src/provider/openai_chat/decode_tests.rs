@@ -211,6 +211,11 @@ fn errors_in_the_stream_are_found_in_every_form() {
             other => panic!("{event:?}: {other:?}"),
         }
     }
+    let mut out = Vec::new();
+    let chunk = r#"{"choices":[{"delta":{"content":"last words"}}],"error":{"message":"x"}}"#;
+    ChatDecoder::default().event(&named("", chunk), &mut out).unwrap_err();
+    assert_eq!(out, [text("last words")]);
+    assert_eq!(ChatDecoder::default().event(&named("ping", "12:00"), &mut out), Ok(Decoded::More));
     for data in ["Number of choices must be greater than 0.", "{\"choices\":[", "[]", "7", "{}{}"] {
         let read = ChatDecoder::default().event(&named("", data), &mut Vec::new());
         assert_eq!(read, Err(StreamError::Unreadable(data.to_owned())));

@@ -1,0 +1,3 @@
+//! What integration tests share: fakes that check their caller.
+
+pub(crate) mod upstream;
