@@ -67,7 +67,7 @@ async fn dropping_a_call_in_mid_stream_closes_its_connection() {
     };
     let hang_ups = timeout(PATIENCE, upstream.wait_for_hang_ups(1)).await.expect("the connection closes");
     assert_eq!(hang_ups.len(), 1);
-    assert!(hang_ups[0].at.duration_since(dropped) < Duration::from_millis(100), "{hang_ups:?}");
+    assert!(hang_ups[0].at.duration_since(dropped) < Duration::from_secs(1), "{hang_ups:?}");
 }
 
 #[tokio::test]
