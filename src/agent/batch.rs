@@ -121,7 +121,7 @@ impl Machine {
         let call = position.and_then(|position| self.batch().get(position).cloned());
         let slot = match &mut self.state.phase {
             Phase::Tools { slots } => position.and_then(|position| slots.get_mut(position)),
-            Phase::Model { .. } | Phase::Finished { .. } => None,
+            Phase::New | Phase::Model { .. } | Phase::Finished { .. } => None,
         };
         match (slot, call) {
             (Some(slot @ Slot::Started), Some(call)) => {

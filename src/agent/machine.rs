@@ -30,13 +30,21 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A new run, and what its start records.
-    pub fn start(spec: RunSpec, head_tokens: u64) -> Result<(Self, Transition), IllFormed> {
-        let mut machine = Self::at_start(spec, head_tokens)?;
-        let mut events =
-            vec![EventBody::RunStart { agent: machine.spec.agent.clone(), model: machine.spec.model.clone() }];
-        machine.enter_model(&mut events);
-        Ok((machine, Transition { events }))
+    /// A run that was never started. `head_tokens` is the estimated cost of instructions and tool schemas.
+    pub fn new(mut spec: RunSpec, head_tokens: u64) -> Result<Self, IllFormed> {
+        let transcript = Transcript::from_messages(std::mem::take(&mut spec.input))?;
+        let state = AgentState {
+            steps: 0,
+            tool_calls: 0,
+            usage: Usage::default(),
+            spent_tokens: 0,
+            repeat_warned: false,
+            limits_warned: BTreeSet::new(),
+            dropped: 0,
+            phase: Phase::New,
+        };
+        let repeats = Repeats::new(spec.repeat_limit);
+        Ok(Self { input_len: transcript.len(), spec, head_tokens, state, transcript, repeats })
     }
 
     /// A run that goes on from its stored state; `messages` are those that followed the input.
@@ -47,7 +55,7 @@ impl Machine {
         messages: Vec<Message>,
         toolbox: &dyn Toolbox,
     ) -> Result<Self, IllFormed> {
-        let mut machine = Self::at_start(spec, head_tokens)?;
+        let mut machine = Self::new(spec, head_tokens)?;
         for message in messages {
             let position = machine.transcript.len();
             if let Message::Assistant(assistant) = &message
@@ -59,22 +67,6 @@ impl Machine {
         }
         machine.state = state;
         Ok(machine)
-    }
-
-    fn at_start(mut spec: RunSpec, head_tokens: u64) -> Result<Self, IllFormed> {
-        let transcript = Transcript::from_messages(std::mem::take(&mut spec.input))?;
-        let state = AgentState {
-            steps: 0,
-            tool_calls: 0,
-            usage: Usage::default(),
-            spent_tokens: 0,
-            repeat_warned: false,
-            limits_warned: BTreeSet::new(),
-            dropped: 0,
-            phase: Phase::Model { attempt: 1 },
-        };
-        let repeats = Repeats::new(spec.repeat_limit);
-        Ok(Self { input_len: transcript.len(), spec, head_tokens, state, transcript, repeats })
     }
 
     /// What is stored with each commit.
@@ -95,6 +87,7 @@ impl Machine {
     /// What is to be done now.
     pub fn step(&self) -> Step {
         match &self.state.phase {
+            Phase::New => Step::Start,
             Phase::Model { attempt } => Step::CallModel(ModelCall {
                 step: self.state.steps + 1,
                 attempt: *attempt,
@@ -121,6 +114,13 @@ impl Machine {
     ) -> Result<Transition, UnexpectedObservation> {
         let mut events = Vec::new();
         match (observation, &self.state.phase) {
+            (Observation::Start, Phase::New) => {
+                events.push(EventBody::RunStart { agent: self.spec.agent.clone(), model: self.spec.model.clone() });
+                self.enter_model(&mut events);
+            }
+            (Observation::Start, phase @ (Phase::Model { .. } | Phase::Tools { .. } | Phase::Finished { .. })) => {
+                return Err(unexpected("a start", phase));
+            }
             (Observation::ModelTurn { turn, duration_ms }, Phase::Model { attempt }) => {
                 let attempt = *attempt;
                 self.take_turn(turn, attempt, duration_ms, toolbox, &mut events)?;
@@ -152,18 +152,21 @@ impl Machine {
                     None => self.go_on_with_batch(&mut events),
                 }
             }
-            (Observation::Interrupt { cause, partial, outcomes }, Phase::Model { .. } | Phase::Tools { .. }) => {
+            (
+                Observation::Interrupt { cause, partial, outcomes },
+                Phase::New | Phase::Model { .. } | Phase::Tools { .. },
+            ) => {
                 self.interrupt(cause, partial, outcomes, &mut events)?;
             }
             (Observation::Interrupt { .. }, Phase::Finished { .. }) => {
                 return Err(unexpected("an interrupt", &self.state.phase));
             }
-            (Observation::ToolOutcomes { .. }, phase @ (Phase::Model { .. } | Phase::Finished { .. })) => {
+            (Observation::ToolOutcomes { .. }, phase @ (Phase::New | Phase::Model { .. } | Phase::Finished { .. })) => {
                 return Err(unexpected("a tool outcome", phase));
             }
             (
                 Observation::ModelTurn { .. } | Observation::ModelRetry { .. } | Observation::ModelFailed { .. },
-                phase @ (Phase::Tools { .. } | Phase::Finished { .. }),
+                phase @ (Phase::New | Phase::Tools { .. } | Phase::Finished { .. }),
             ) => return Err(unexpected("a model response", phase)),
         }
         Ok(Transition { events })
@@ -374,6 +377,7 @@ impl Machine {
 
 fn unexpected(observation: &'static str, phase: &Phase) -> UnexpectedObservation {
     let expected = match phase {
+        Phase::New => "the run has not started",
         Phase::Model { .. } => "a model response is awaited",
         Phase::Tools { .. } => "tool outcomes are awaited",
         Phase::Finished { .. } => "the run is over",

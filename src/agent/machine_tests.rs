@@ -69,7 +69,14 @@ fn interrupt(cause: Interrupt) -> Observation {
 }
 
 fn start(spec: RunSpec) -> Machine {
-    Machine::start(spec, 0).unwrap().0
+    started(spec).0
+}
+
+fn started(spec: RunSpec) -> (Machine, Transition) {
+    let mut machine = Machine::new(spec, 0).unwrap();
+    assert_eq!(machine.step(), Step::Start);
+    let transition = machine.observe(Observation::Start, &Tools).unwrap();
+    (machine, transition)
 }
 
 fn kinds(transition: &Transition) -> Vec<&'static str> {
@@ -79,7 +86,7 @@ fn kinds(transition: &Transition) -> Vec<&'static str> {
 fn running(machine: &Machine) -> Vec<String> {
     match machine.step() {
         Step::RunTools(calls) => calls.into_iter().map(|call| call.id).collect(),
-        Step::CallModel(_) | Step::Finish(_) => Vec::new(),
+        Step::Start | Step::CallModel(_) | Step::Finish(_) => Vec::new(),
     }
 }
 
@@ -104,12 +111,20 @@ fn said(machine: &Machine) -> Vec<Value> {
 
 #[test]
 fn an_answer_ends_the_run() {
-    let (mut machine, started) = Machine::start(spec(Limits::default()), 0).unwrap();
-    assert_eq!(kinds(&started), ["run_start", "model_start"]);
+    let (mut machine, transition) = started(spec(Limits::default()));
+    assert_eq!(kinds(&transition), ["run_start", "model_start"]);
     let transition = machine.observe(turn("hello", Vec::new()), &Tools).unwrap();
     assert_eq!(kinds(&transition), ["model_end", "message"]);
     assert_eq!(ending(&machine), (RunStatus::Completed, Some("hello".into())));
     assert!(machine.observe(turn("again", Vec::new()), &Tools).is_err());
+}
+
+#[test]
+fn a_run_cancelled_before_it_started_never_started() {
+    let mut machine = Machine::new(spec(Limits::default()), 0).unwrap();
+    assert_eq!(kinds(&machine.observe(interrupt(Interrupt::Cancel), &Tools).unwrap()), ["cancel_requested"]);
+    assert_eq!(ending(&machine), (RunStatus::Stopped(EndStatus::Aborted), None));
+    assert!(machine.observe(Observation::Start, &Tools).is_err());
 }
 
 #[test]
@@ -499,7 +514,7 @@ proptest! {
         let limits = Limits { max_steps, max_tool_calls, ..Limits::default() };
         let mut spec = RunSpec { on_repeat, parallel_tools, ..spec(limits) };
         spec.context.max_tokens = window;
-        let (mut machine, transition) = Machine::start(spec.clone(), 0).unwrap();
+        let (mut machine, transition) = started(spec.clone());
         let mut log = transition.events;
         for (serial, act) in acts.iter().enumerate() {
             let step = machine.step();

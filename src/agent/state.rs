@@ -34,6 +34,8 @@ pub struct AgentState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Phase {
+    /// Not started.
+    New,
     /// The model is to be called.
     Model { attempt: u32 },
     /// The newest batch is at work: one slot per call, in order.
@@ -57,6 +59,8 @@ pub(super) enum Slot {
 /// What is to be done now.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
+    /// Observe the start.
+    Start,
     /// Call the model and observe a turn, a retry or a failure.
     CallModel(ModelCall),
     /// Run these calls, all at the same time, and observe each outcome. Their starts are recorded.
@@ -79,6 +83,8 @@ pub struct ModelCall {
 /// What happened outside.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Observation {
+    /// A worker has the run and begins.
+    Start,
     /// The model responded.
     ModelTurn {
         /// The response.
