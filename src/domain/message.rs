@@ -139,21 +139,26 @@ fn joined_text(parts: &[Part]) -> String {
         .collect()
 }
 
+/// Deepest nesting of arguments. The JSON reader stops at 128 levels, and what is accepted must also read back
+/// from inside the message, the event and the state it is stored in.
+const MAX_ARGUMENT_DEPTH: usize = 100;
+
 impl Arguments {
     /// Reads what a provider sent as arguments. Empty or white space means no arguments (`{}`);
     /// raw control characters inside strings are accepted, since models emit them; everything else
-    /// that is not a JSON object is kept as [`Arguments::Malformed`].
+    /// that is not a JSON object of at most 100 levels is kept as [`Arguments::Malformed`].
     pub fn parse(raw: &str) -> Self {
         if raw.trim().is_empty() {
             return Self::Object(Map::new());
         }
-        match serde_json::from_str(raw) {
-            Ok(Value::Object(object)) => Self::Object(object),
-            Ok(_) => Self::Malformed(raw.to_owned()),
-            Err(_) => match serde_json::from_str(&escape_control_characters(raw)) {
-                Ok(Value::Object(object)) => Self::Object(object),
-                Ok(_) | Err(_) => Self::Malformed(raw.to_owned()),
-            },
+        let parsed = serde_json::from_str(raw).or_else(|_| serde_json::from_str(&escape_control_characters(raw)));
+        match parsed {
+            Ok(Value::Object(object))
+                if !object.values().any(|value| is_deeper_than(value, MAX_ARGUMENT_DEPTH - 1)) =>
+            {
+                Self::Object(object)
+            }
+            Ok(_) | Err(_) => Self::Malformed(raw.to_owned()),
         }
     }
 
@@ -189,6 +194,16 @@ fn escape_control_characters(raw: &str) -> String {
         out.push(c);
     }
     out
+}
+
+/// Whether a value has more than `levels` levels of lists and objects.
+fn is_deeper_than(value: &Value, levels: usize) -> bool {
+    let mut inner: Box<dyn Iterator<Item = &Value>> = match value {
+        Value::Object(object) => Box::new(object.values()),
+        Value::Array(items) => Box::new(items.iter()),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => return false,
+    };
+    levels == 0 || inner.any(|value| is_deeper_than(value, levels - 1))
 }
 
 fn write_canonical(value: &Value, out: &mut String) {
@@ -261,6 +276,17 @@ mod tests {
     fn nesting_beyond_the_parsers_depth_is_malformed_and_not_a_crash() {
         let raw = format!("{{\"a\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
         assert_eq!(Arguments::parse(&raw), Arguments::Malformed(raw));
+    }
+
+    #[test]
+    fn nesting_beyond_what_reads_back_is_malformed() {
+        for (depth, accepted) in [(2, true), (100, true), (101, false), (127, false)] {
+            let objects = format!("{}1{}", r#"{"a":"#.repeat(depth), "}".repeat(depth));
+            let lists = format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+            for raw in [objects, lists] {
+                assert_eq!(matches!(Arguments::parse(&raw), Arguments::Object(_)), accepted, "{raw}");
+            }
+        }
     }
 
     #[test]

@@ -3,8 +3,15 @@
 //! The event log is the transcript: `message` and `tool_end` events are its entries, stored once. Every write
 //! of a worker is one transaction guarded by the run's generation; numbers are given inside it.
 
+mod row;
+pub mod sqlite;
+mod transcript;
+
+use std::sync::Arc;
+
 use async_trait::async_trait;
 
+use crate::config::StoreConfig;
 use crate::domain::{
     EncodedBody, Event, Generation, Message, Run, RunId, RunSpec, RunStatus, RunStatusName, Seq, TenantId, Timestamp,
     Usage,
@@ -68,6 +75,14 @@ pub trait Store: Send + Sync {
 
     /// Finishes what was handed in and lets go of the database.
     async fn close(&self);
+}
+
+/// Opens the database that the settings name, creates what it lacks, and takes it for this process alone.
+///
+/// # Errors
+/// [`StoreError::Unusable`] says what has to be changed before a server can start.
+pub async fn open(config: &StoreConfig) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(Arc::new(sqlite::SqliteStore::open(config).await?))
 }
 
 /// A run to be stored.

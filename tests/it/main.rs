@@ -3,4 +3,6 @@
 #[cfg(test)]
 mod provider;
 #[cfg(test)]
+mod store;
+#[cfg(test)]
 mod support;

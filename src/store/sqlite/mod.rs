@@ -1,0 +1,115 @@
+//! The store on SQLite: one file, one server, one writing task, several reading connections.
+
+mod claim;
+mod error;
+mod open;
+mod read;
+mod write;
+mod writer;
+
+use async_trait::async_trait;
+use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
+
+use self::writer::Writer;
+pub use self::writer::WriterCounters;
+use super::{ClaimedRun, NewRun, RunFilter, StepCommit, Store, StoreError};
+use crate::config::StoreConfig;
+use crate::domain::{Event, Message, Run, RunId, Seq, TenantId, Timestamp};
+
+/// A database file held by this process.
+pub struct SqliteStore {
+    writer: Writer,
+    readers: SqlitePool,
+}
+
+impl SqliteStore {
+    /// Opens the file, creates what it lacks, and takes it for this process alone.
+    pub async fn open(config: &StoreConfig) -> Result<Self, StoreError> {
+        let opened = open::open(config).await?;
+        let (writer, reading) = Writer::start(opened, config.durability);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let readers = SqlitePoolOptions::new()
+            .max_connections(u32::try_from(cores).unwrap_or(u32::MAX))
+            .acquire_timeout(open::BUSY_TIMEOUT)
+            // A file does not go away like a server does, so connections need no renewal and no test.
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .test_before_acquire(false)
+            .connect_lazy_with(reading);
+        Ok(Self { writer, readers })
+    }
+
+    /// How much was written since it was opened.
+    pub fn counters(&self) -> WriterCounters {
+        self.writer.counters()
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn create_run(&self, new: NewRun) -> Result<Vec<Event>, StoreError> {
+        self.writer.write(write::CreateRun::new(new)?).await
+    }
+
+    async fn run(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, StoreError> {
+        read::run(&self.readers, tenant, id).await
+    }
+
+    async fn list_runs(
+        &self,
+        tenant: &TenantId,
+        filter: &RunFilter,
+        before: Option<RunId>,
+        limit: u32,
+    ) -> Result<Vec<Run>, StoreError> {
+        read::list(&self.readers, tenant, filter, before, limit).await
+    }
+
+    async fn events_after(
+        &self,
+        tenant: &TenantId,
+        id: RunId,
+        after: Seq,
+        limit: u32,
+    ) -> Result<Vec<Event>, StoreError> {
+        read::events_after(&self.readers, tenant, id, after, limit).await
+    }
+
+    async fn transcript(&self, tenant: &TenantId, id: RunId) -> Result<Option<Vec<Message>>, StoreError> {
+        read::transcript(&self.readers, tenant, id).await
+    }
+
+    async fn claim_queued(&self, limit: u32, now: Timestamp) -> Result<Vec<ClaimedRun>, StoreError> {
+        self.writer.write(claim::ClaimQueued { limit, now }).await
+    }
+
+    async fn claim_run(&self, tenant: &TenantId, id: RunId, now: Timestamp) -> Result<Option<ClaimedRun>, StoreError> {
+        self.writer.write(claim::ClaimRun { tenant: tenant.clone(), id, now }).await
+    }
+
+    async fn claim_interrupted(&self) -> Result<Vec<ClaimedRun>, StoreError> {
+        self.writer.write(claim::ClaimInterrupted).await
+    }
+
+    async fn commit_step(&self, commit: StepCommit) -> Result<Vec<Event>, StoreError> {
+        self.writer.write(write::CommitStep::new(commit)?).await
+    }
+
+    async fn request_cancel(&self, tenant: &TenantId, id: RunId, at: Timestamp) -> Result<Option<Run>, StoreError> {
+        self.writer.write(write::RequestCancel { tenant: tenant.clone(), id, at }).await
+    }
+
+    async fn queued(&self) -> Result<u64, StoreError> {
+        read::queued(&self.readers).await
+    }
+
+    async fn health(&self) -> Result<(), StoreError> {
+        self.writer.write(write::Probe).await
+    }
+
+    async fn close(&self) {
+        // The writer's connection goes last: it moves the write-ahead log into the file.
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+}

@@ -1,0 +1,334 @@
+//! The one task that writes. It commits at once when nothing else waits, and otherwise everything that waits in
+//! one transaction: a flush of the disk is paid once for the whole group.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use async_trait::async_trait;
+use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteConnectOptions;
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::error::{self, Severity, Shared};
+use super::open::{self, FileLock, Opened};
+use crate::config::Durability;
+use crate::store::StoreError;
+
+/// Most writes of one transaction.
+const MAX_GROUP: usize = 256;
+/// Most bytes of one transaction; a single larger write is a group of its own.
+const MAX_GROUP_BYTES: usize = 1 << 20;
+/// Most writes that wait; more callers wait for a place.
+const MAX_WAITING: usize = 1024;
+/// Most attempts at one transaction while another process holds the database, each waiting up to the busy timeout.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// One write: what it does inside a transaction.
+#[async_trait]
+pub(super) trait Write: Send + Sync + 'static {
+    /// What the caller gets once it is committed.
+    type Output: Send + 'static;
+
+    /// About how many bytes it writes.
+    fn bytes(&self) -> usize;
+
+    /// Does it. May be called again in a new transaction when the one it was part of could not be committed.
+    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Self::Output, Halt>;
+}
+
+/// Why a write does not give its output.
+#[derive(Debug)]
+pub(super) enum Halt {
+    /// It is answered with this error; what it wrote so far is committed with its group.
+    Refused(StoreError),
+    /// The database refused a statement: nothing of this write may be committed.
+    Database(sqlx::Error),
+}
+
+impl From<StoreError> for Halt {
+    fn from(error: StoreError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<sqlx::Error> for Halt {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+/// How much the writer did since it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriterCounters {
+    /// Transactions committed.
+    pub commits: u64,
+    /// Writes in them.
+    pub writes: u64,
+}
+
+/// The way to the writing task.
+pub(super) struct Writer {
+    sender: mpsc::Sender<Waiting>,
+    state: Arc<State>,
+    closing: CancellationToken,
+    task: Mutex<JoinSet<()>>,
+}
+
+/// What the writing task tells everybody.
+#[derive(Default)]
+struct State {
+    /// Set once the disk or the file failed: no write is accepted any more.
+    broken: OnceLock<Shared>,
+    commits: AtomicU64,
+    writes: AtomicU64,
+}
+
+impl Writer {
+    /// Starts the task. It ends when it is told to close, or with the last handle.
+    pub(super) fn start(opened: Opened, durability: Durability) -> (Self, SqliteConnectOptions) {
+        let (sender, receiver) = mpsc::channel(MAX_WAITING);
+        let state = Arc::new(State::default());
+        let closing = CancellationToken::new();
+        let task = Task {
+            receiver,
+            connection: opened.connection,
+            options: opened.writing,
+            durability,
+            state: Arc::clone(&state),
+            lock: opened.lock,
+        };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(task.run(closing.clone()));
+        (Self { sender, state, closing, task: Mutex::new(tasks) }, opened.reading)
+    }
+
+    /// Hands in a write and waits until it is committed. Dropping the future before the write was handed in means
+    /// it never happens; later it changes nothing.
+    pub(super) async fn write<W: Write>(&self, write: W) -> Result<W::Output, StoreError> {
+        if let Some(error) = self.state.broken.get() {
+            return Err(StoreError::Failed(error.clone().into()));
+        }
+        let (reply, answer) = oneshot::channel();
+        let entry = Entry { write, result: None, reply };
+        self.sender.send(Box::new(entry)).await.map_err(|_| closed())?;
+        answer.await.map_err(|_| closed())?
+    }
+
+    /// How much it did.
+    pub(super) fn counters(&self) -> WriterCounters {
+        WriterCounters {
+            commits: self.state.commits.load(Ordering::Relaxed),
+            writes: self.state.writes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Finishes what was handed in, closes the connection, and lets go of the file.
+    pub(super) async fn close(&self) {
+        self.closing.cancel();
+        let mut tasks = self.task.lock().await;
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "the database writer did not end properly");
+            }
+        }
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::Unavailable("the store is closed".into())
+}
+
+/// A write whose caller waits, its output type set aside.
+#[async_trait]
+trait Pending: Send {
+    fn bytes(&self) -> usize;
+    /// Applies it and keeps the result for [`Pending::settle`].
+    async fn apply(&mut self, connection: &mut SqliteConnection) -> Result<(), sqlx::Error>;
+    /// Answers the caller: with what `apply` gave once that is committed, else with the error.
+    fn settle(self: Box<Self>, committed: Result<(), StoreError>);
+}
+
+type Waiting = Box<dyn Pending>;
+
+struct Entry<W: Write> {
+    write: W,
+    result: Option<Result<W::Output, StoreError>>,
+    reply: oneshot::Sender<Result<W::Output, StoreError>>,
+}
+
+#[async_trait]
+impl<W: Write> Pending for Entry<W> {
+    fn bytes(&self) -> usize {
+        self.write.bytes()
+    }
+
+    async fn apply(&mut self, connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+        self.result = Some(match self.write.apply(connection).await {
+            Ok(output) => Ok(output),
+            Err(Halt::Refused(error)) => Err(error),
+            Err(Halt::Database(error)) => return Err(error),
+        });
+        Ok(())
+    }
+
+    fn settle(self: Box<Self>, committed: Result<(), StoreError>) {
+        let Self { result, reply, .. } = *self;
+        let answer = committed.and_then(|()| result.unwrap_or_else(|| Err(closed())));
+        if reply.send(answer).is_err() {
+            tracing::trace!("a write was finished after its caller had gone");
+        }
+    }
+}
+
+struct Task {
+    receiver: mpsc::Receiver<Waiting>,
+    connection: SqliteConnection,
+    options: SqliteConnectOptions,
+    durability: Durability,
+    state: Arc<State>,
+    lock: FileLock,
+}
+
+impl Task {
+    async fn run(mut self, closing: CancellationToken) {
+        let mut carried = None;
+        loop {
+            let first = match carried.take() {
+                Some(first) => Some(first),
+                None => tokio::select! {
+                    biased;
+                    () = closing.cancelled(), if !self.receiver.is_closed() => {
+                        self.receiver.close();
+                        continue;
+                    }
+                    first = self.receiver.recv() => first,
+                },
+            };
+            let Some(first) = first else { break };
+            let (group, next) = self.group(first);
+            carried = next;
+            self.commit(group).await;
+        }
+        open::close(self.connection).await;
+        drop(self.lock);
+    }
+
+    /// Everything that waits, up to the caps; the second value is a write that was taken and did not fit.
+    fn group(&mut self, first: Waiting) -> (Vec<Waiting>, Option<Waiting>) {
+        let mut bytes = first.bytes();
+        let mut group = vec![first];
+        while group.len() < MAX_GROUP {
+            // Empty and closed both mean that nothing waits.
+            let Ok(next) = self.receiver.try_recv() else { break };
+            bytes = bytes.saturating_add(next.bytes());
+            if bytes > MAX_GROUP_BYTES {
+                return (group, Some(next));
+            }
+            group.push(next);
+        }
+        (group, None)
+    }
+
+    /// Commits a group and answers each of its callers, whatever happens.
+    async fn commit(&mut self, mut group: Vec<Waiting>) {
+        let mut attempt = 1;
+        while !group.is_empty() {
+            if let Some(error) = self.state.broken.get() {
+                let error = error.clone();
+                return settle_all(group, || StoreError::Failed(error.clone().into()));
+            }
+            let failure = match self.transaction(&mut group).await {
+                Ok(()) => {
+                    self.state.commits.fetch_add(1, Ordering::Relaxed);
+                    self.state.writes.fetch_add(group.len().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+                    group.into_iter().for_each(|entry| entry.settle(Ok(())));
+                    return;
+                }
+                Err(failure) => failure,
+            };
+            let severity = error::severity(&failure.error);
+            let error = Shared::new(failure.error);
+            if severity == Severity::Broken {
+                self.mark_broken(error.clone());
+            }
+            match failure.at {
+                Stage::Begin => {}
+                Stage::Entry(_) | Stage::Commit => self.undo().await,
+            }
+            match (severity, failure.at) {
+                (Severity::Broken, _) => return settle_all(group, || StoreError::Failed(error.clone().into())),
+                (Severity::Busy, _) if attempt < MAX_ATTEMPTS => {
+                    attempt += 1;
+                    tracing::debug!(%error, attempt, "another process holds the database");
+                }
+                (Severity::Busy, _) => {
+                    return settle_all(group, || StoreError::Unavailable(error.clone().into()));
+                }
+                // The others of the group did nothing wrong: they are done again without this one.
+                (Severity::Statement, Stage::Entry(at)) => {
+                    group.remove(at).settle(Err(StoreError::Failed(error.into())));
+                }
+                (Severity::Statement, Stage::Begin | Stage::Commit) => {
+                    return settle_all(group, || StoreError::Failed(error.clone().into()));
+                }
+            }
+        }
+    }
+
+    async fn transaction(&mut self, group: &mut [Waiting]) -> Result<(), Failure> {
+        let failed = |at| move |error| Failure { error, at };
+        // A deferred transaction that reads first cannot be upgraded once somebody else has written.
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut self.connection).await.map_err(failed(Stage::Begin))?;
+        for (at, entry) in group.iter_mut().enumerate() {
+            entry.apply(&mut self.connection).await.map_err(failed(Stage::Entry(at)))?;
+        }
+        sqlx::query("COMMIT").execute(&mut self.connection).await.map_err(failed(Stage::Commit))?;
+        Ok(())
+    }
+
+    /// Leaves the failed transaction behind. SQLite has ended it by itself after some errors, so the connection's
+    /// state is not known when the rollback fails: it is then replaced.
+    async fn undo(&mut self) {
+        if sqlx::query("ROLLBACK").execute(&mut self.connection).await.is_ok() {
+            return;
+        }
+        match open::reopen(&self.options, self.durability).await {
+            Ok(fresh) => open::close(std::mem::replace(&mut self.connection, fresh)).await,
+            Err(error) => self.mark_broken(Shared::new(sqlx::Error::Io(std::io::Error::other(error)))),
+        }
+    }
+
+    fn mark_broken(&self, error: Shared) {
+        tracing::error!(
+            %error,
+            "the database failed; nothing is written any more: free the disk or repair it, then start again"
+        );
+        // Only the first failure is kept; later ones follow from it.
+        self.state.broken.get_or_init(|| error);
+    }
+}
+
+/// Why a transaction was not committed.
+struct Failure {
+    error: sqlx::Error,
+    at: Stage,
+}
+
+/// How far a transaction came.
+#[derive(Clone, Copy)]
+enum Stage {
+    Begin,
+    /// The write at this place of the group.
+    Entry(usize),
+    Commit,
+}
+
+fn settle_all(group: Vec<Waiting>, error: impl Fn() -> StoreError) {
+    group.into_iter().for_each(|entry| entry.settle(Err(error())));
+}
+
+#[cfg(test)]
+#[path = "writer_tests.rs"]
+mod tests;

@@ -1,0 +1,6 @@
+//! The store: one contract for every database, and what is particular to each.
+
+mod contract;
+mod model;
+mod sample;
+mod sqlite;

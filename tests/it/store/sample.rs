@@ -1,0 +1,174 @@
+//! Runs and events to store.
+
+use std::collections::BTreeMap;
+
+use hames::domain::{
+    Arguments, AssistantMessage, ContextPolicy, ContextStrategy, EncodedBody, End, EndStatus, EventBody, FinishReason,
+    Generation, Limits, Message, OnRepeat, OutcomeKind, ParallelTools, Part, Run, RunError, RunId, RunSpec, RunStatus,
+    TenantId, Timestamp, ToolCall, ToolMessage, Usage,
+};
+use hames::store::{NewRun, StepCommit};
+use uuid::Uuid;
+
+/// The id of the `number`-th run; ids sort by number.
+pub(crate) fn id(number: u32) -> RunId {
+    RunId::new(Uuid::from_u128(0x0190_0000_0000_7000_8000_0000_0000_0000 + u128::from(number)))
+}
+
+pub(crate) fn tenant() -> TenantId {
+    TenantId::new("acme")
+}
+
+pub(crate) const fn at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(1_796_055_430_000 + millis)
+}
+
+pub(crate) fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+/// A queued run of tenant `acme` with one `run_queued` event.
+pub(crate) fn queued(number: u32) -> NewRun {
+    let model = "local/hub/some-model".parse().unwrap();
+    let limits = Limits { max_tokens: u64::MAX, timeout_ms: 60_000, ..Limits::default() };
+    let metadata = labels(&[("team", "blue")]);
+    NewRun {
+        run: Run {
+            id: id(number),
+            tenant: tenant(),
+            generation: 0,
+            status: RunStatus::Queued,
+            agent: "coder".to_owned(),
+            model,
+            limits,
+            metadata: metadata.clone(),
+            steps: 0,
+            tool_calls: 0,
+            usage: Usage::default(),
+            created_at: at(i64::from(number)),
+            cancel_requested_at: None,
+            last_seq: 0,
+        },
+        spec: RunSpec {
+            agent: "coder".to_owned(),
+            input: vec![Message::user(format!("task {number}"))],
+            instructions: Some("Work.".to_owned()),
+            model: "local/hub/some-model".parse().unwrap(),
+            max_output_tokens: Some(512),
+            tools: vec!["fs.read".parse().unwrap(), "run_command".parse().unwrap()],
+            limits,
+            context: ContextPolicy {
+                strategy: ContextStrategy::Trim,
+                max_tokens: 100_000,
+                max_tool_result_chars: 8_000,
+            },
+            on_repeat: OnRepeat::Warn,
+            parallel_tools: ParallelTools::ReadOnly,
+            workspace: None,
+            metadata,
+        },
+        state: None,
+        events: vec![body(&EventBody::RunQueued {})],
+    }
+}
+
+/// A run that starts at once, with its first two events.
+pub(crate) fn running(number: u32) -> NewRun {
+    let mut new = queued(number);
+    new.run.generation = 1;
+    new.run.status = started(number);
+    new.state = Some(r#"{"at":"start"}"#.to_owned());
+    new.events.push(body(&EventBody::RunStart { agent: new.run.agent.clone(), model: new.run.model.clone() }));
+    new
+}
+
+/// The status of [`running`].
+pub(crate) fn started(number: u32) -> RunStatus {
+    let started_at = at(i64::from(number));
+    RunStatus::Running { started_at, deadline_at: started_at.plus(std::time::Duration::from_secs(60)) }
+}
+
+/// A step of a running run of the given generation.
+pub(crate) fn step(new: &NewRun, generation: Generation, events: Vec<EncodedBody>) -> StepCommit {
+    StepCommit {
+        run: new.run.id,
+        generation,
+        time: at(5_000),
+        status: new.run.status.clone(),
+        steps: 1,
+        tool_calls: 2,
+        usage: Usage { input_tokens: u64::MAX, output_tokens: 7, model_calls: 1, ..Usage::default() },
+        state: r#"{"at":"step 1"}"#.to_owned(),
+        events,
+    }
+}
+
+pub(crate) fn completed() -> RunStatus {
+    RunStatus::Finished {
+        started_at: Some(at(1)),
+        deadline_at: Some(at(60_001)),
+        finished_at: at(6_000),
+        end: End::Completed { answer: "4\u{0}2 😀".to_owned(), finish_reason: FinishReason::Stop },
+    }
+}
+
+/// Cancelled in the queue.
+pub(crate) fn aborted() -> RunStatus {
+    RunStatus::Finished {
+        started_at: None,
+        deadline_at: None,
+        finished_at: at(7_000),
+        end: End::Stopped {
+            status: EndStatus::Aborted,
+            partial: Some("so far".to_owned()),
+            error: RunError { code: "cancelled".to_owned(), message: "on request".to_owned(), retryable: false },
+        },
+    }
+}
+
+pub(crate) fn body(body: &EventBody) -> EncodedBody {
+    EncodedBody::new(body).unwrap()
+}
+
+/// A `model_start` event; the number tells them apart.
+pub(crate) fn mark(step: u32) -> EncodedBody {
+    body(&EventBody::ModelStart { step, attempt: 1 })
+}
+
+/// An assistant message that calls tool `t` once for each id.
+pub(crate) fn asking(text: &str, ids: &[&str]) -> Message {
+    let call = |id: &&str| ToolCall { id: (*id).into(), name: "t".into(), arguments: Arguments::parse(r#"{"n":1}"#) };
+    Message::Assistant(AssistantMessage {
+        content: vec![Part::Text { text: text.into() }],
+        tool_calls: ids.iter().map(call).collect(),
+        incomplete: false,
+    })
+}
+
+pub(crate) fn said(message: Message) -> EncodedBody {
+    body(&EventBody::Message { step: 1, message })
+}
+
+/// The end of a call, as an event.
+pub(crate) fn ended(call_id: &str, content: &str) -> EncodedBody {
+    body(&EventBody::ToolEnd {
+        step: 1,
+        call_id: call_id.into(),
+        name: "t".into(),
+        outcome: OutcomeKind::Result,
+        is_error: false,
+        content: content.into(),
+        duration_ms: 3,
+    })
+}
+
+/// The end of a call, as its message.
+pub(crate) fn result(call_id: &str, content: &str) -> Message {
+    Message::Tool(ToolMessage {
+        call_id: call_id.into(),
+        name: "t".into(),
+        content: content.into(),
+        outcome: OutcomeKind::Result,
+        is_error: false,
+    })
+}
