@@ -283,6 +283,37 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_setting_that_did_not_take_effect_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("test.db");
+        let mode = |mode| {
+            SqliteConnectOptions::new()
+                .filename(&path)
+                .create_if_missing(true)
+                .journal_mode(mode)
+                .synchronous(SqliteSynchronous::Full)
+        };
+        let check = async |options: SqliteConnectOptions, durability| {
+            let mut connection = options.connect().await.unwrap();
+            let checked = check_pragmas(&mut connection, &path, durability).await;
+            connection.close().await.unwrap();
+            checked.map_err(|error| error.to_string())
+        };
+        let wal = mode(SqliteJournalMode::Wal);
+        assert_eq!(check(wal.clone(), Durability::Full).await, Ok(()));
+        let delete = mode(SqliteJournalMode::Delete);
+        for (options, durability, expected) in [
+            (delete, Durability::Full, "journal_mode is `delete`, expected `wal`"),
+            (wal.clone(), Durability::Process, "synchronous is `2`, expected `1`"),
+            (wal.clone().foreign_keys(false), Durability::Full, "foreign_keys is `0`, expected `1`"),
+            (wal.busy_timeout(Duration::ZERO), Durability::Full, "busy_timeout is `0`, expected `5000`"),
+        ] {
+            let error = check(options, durability).await.unwrap_err();
+            assert!(error.contains(expected) && error.contains("test.db"), "{error}");
+        }
+    }
+
     #[test]
     fn every_migration_file_is_embedded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations/sqlite");

@@ -366,7 +366,7 @@ pub(crate) async fn any_text_reads_back_byte_for_byte<D: Database>() {
             metadata: vec![(pair.0.to_owned(), pair.1.to_owned())],
             ..RunFilter::default()
         };
-        assert_eq!(store.list_runs(&new.run.tenant, &filter, None, 9).await.unwrap(), [expected.clone()]);
+        assert_eq!(store.list_runs(&new.run.tenant, &filter, None, 9).await.unwrap(), std::slice::from_ref(&expected));
     }
     let end = store.commit_step(StepCommit { status: completed(), ..step(&new, 1, vec![]) }).await;
     assert_eq!(end.unwrap(), []);

@@ -93,7 +93,7 @@ enum Refusal {
 enum Answer {
     Events(Result<Vec<Event>, Refusal>),
     Claims(Vec<ClaimedRun>),
-    Run(Option<Run>),
+    Run(Option<Box<Run>>),
 }
 
 fn refusal(error: StoreError) -> Refusal {
@@ -179,7 +179,7 @@ impl Model {
                     if !kept.run.status.is_finished() && kept.run.cancel_requested_at.is_none() {
                         kept.run.cancel_requested_at = Some(now);
                     }
-                    kept.run.clone()
+                    Box::new(kept.run.clone())
                 }))
             }
         }
@@ -201,7 +201,7 @@ async fn perform(store: &dyn Store, model: &mut Model, verb: &Verb, now: Timesta
             Answer::Events(store.commit_step(commit).await.map_err(refusal))
         }
         Verb::Cancel { number, tenant: first } => {
-            Answer::Run(store.request_cancel(&tenant(first), id(number), now).await.unwrap())
+            Answer::Run(store.request_cancel(&tenant(first), id(number), now).await.unwrap().map(Box::new))
         }
     }
 }
