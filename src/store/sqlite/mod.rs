@@ -26,16 +26,20 @@ impl SqliteStore {
     /// Opens the file, creates what it lacks, and takes it for this process alone.
     pub async fn open(config: &StoreConfig) -> Result<Self, StoreError> {
         let opened = open::open(config).await?;
-        let (writer, reading) = Writer::start(opened, config.durability);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let cores = u32::try_from(cores).unwrap_or(u32::MAX);
         let readers = SqlitePoolOptions::new()
-            .max_connections(u32::try_from(cores).unwrap_or(u32::MAX))
+            .max_connections(cores)
+            .min_connections(cores)
             .acquire_timeout(open::BUSY_TIMEOUT)
             // A file does not go away like a server does, so connections need no renewal and no test.
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)
-            .connect_lazy_with(reading);
+            .connect_with(opened.reading.clone())
+            .await
+            .map_err(error::store_error)?;
+        let writer = Writer::start(opened, config.durability);
         Ok(Self { writer, readers })
     }
 

@@ -48,6 +48,8 @@ pub(super) async fn open(config: &StoreConfig) -> Result<Opened, StoreError> {
         .filename(&path)
         .busy_timeout(BUSY_TIMEOUT)
         .foreign_keys(true)
+        // No temporary files: none can be missing when file descriptors run out.
+        .pragma("temp_store", "MEMORY")
         .disable_statement_logging();
     let synchronous = match config.durability {
         Durability::Full => SqliteSynchronous::Full,

@@ -87,7 +87,7 @@ struct State {
 
 impl Writer {
     /// Starts the task. It ends when it is told to close, or with the last handle.
-    pub(super) fn start(opened: Opened, durability: Durability) -> (Self, SqliteConnectOptions) {
+    pub(super) fn start(opened: Opened, durability: Durability) -> Self {
         let (sender, receiver) = mpsc::channel(MAX_WAITING);
         let state = Arc::new(State::default());
         let closing = CancellationToken::new();
@@ -101,7 +101,7 @@ impl Writer {
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(task.run(closing.clone()));
-        (Self { sender, state, closing, task: Mutex::new(tasks) }, opened.reading)
+        Self { sender, state, closing, task: Mutex::new(tasks) }
     }
 
     /// Hands in a write and waits until it is committed. Dropping the future before the write was handed in means

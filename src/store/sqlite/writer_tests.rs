@@ -27,7 +27,7 @@ async fn fixture_with_busy_timeout(millis: u32) -> Fixture {
     {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut opened.connection).await.unwrap();
     }
-    let (writer, _) = Writer::start(opened, Durability::Process);
+    let writer = Writer::start(opened, Durability::Process);
     Fixture { folder, writer: Arc::new(writer) }
 }
 
@@ -221,8 +221,12 @@ async fn a_database_held_by_another_process_is_unavailable_and_comes_back() {
     let path = fixture.folder.path().join("test.db");
     let mut other = SqliteConnection::connect(&format!("sqlite:{}", path.display())).await.unwrap();
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
-    let error = fixture.writer.write(Sql::note("lost")).await.unwrap_err();
+    let applied = Arc::new(AtomicBool::new(false));
+    let lost = Announced { sql: Sql::note("lost"), applied: Arc::clone(&applied) };
+    let error = fixture.writer.write(lost).await.unwrap_err();
     assert!(matches!(&error, StoreError::Unavailable(_)) && error.to_string().contains("locked"), "{error}");
+    // The lock comes first: a transaction that had begun to read could not be upgraded later.
+    assert!(!applied.load(Ordering::SeqCst));
     sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
     fixture.writer.write(Sql::note("next")).await.unwrap();
     assert_eq!(notes(&fixture).await, ["next"]);

@@ -1,0 +1,174 @@
+//! Runs change hands: claims, cancel requests, crashes.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use hames::domain::{Run, RunStatus, TenantId};
+use hames::store::{ClaimedRun, NewRun, StepCommit, StoreError};
+
+use super::{Database, after, claimed, create, events, is_fenced, run, stored};
+use crate::store::sample::{
+    aborted, asking, at, completed, ended, id, mark, queued, result, running, said, started, step, tenant,
+};
+
+pub(crate) async fn the_oldest_is_claimed_first<D: Database>() {
+    let database = D::fresh().await;
+    let store = database.store();
+    let mut other = queued(2);
+    other.run.tenant = TenantId::new("other");
+    for new in [&queued(3), &queued(1), &other, &running(4)] {
+        create(&store, new).await;
+    }
+    assert_eq!(store.claim_queued(0, at(9)).await.unwrap(), []);
+    assert_eq!(store.claim_queued(2, at(9)).await.unwrap(), [claimed(&queued(1), at(9)), claimed(&other, at(9))]);
+    assert_eq!(run(&store, &queued(1)).await, Some(claimed(&queued(1), at(9)).run));
+    assert_eq!(store.queued().await.unwrap(), 1);
+    assert_eq!(store.claim_queued(u32::MAX, at(10)).await.unwrap(), [claimed(&queued(3), at(10))]);
+    assert_eq!(store.claim_queued(5, at(11)).await.unwrap(), []);
+    store.commit_step(step(&running(1), 1, vec![mark(1)])).await.unwrap();
+}
+
+pub(crate) async fn a_claimed_run_brings_everything_along<D: Database>() {
+    let database = D::fresh().await;
+    let store = database.store();
+    let new = running(1);
+    create(&store, &new).await;
+    // Back to the queue after a step, as a server does that stops.
+    let parked =
+        StepCommit { status: RunStatus::Queued, ..step(&new, 1, vec![said(asking("", &["a"])), ended("a", "1")]) };
+    store.commit_step(parked.clone()).await.unwrap();
+    let claims = store.claim_queued(1, at(9)).await.unwrap();
+    let run = Run {
+        generation: 2,
+        status: RunStatus::Running { started_at: at(9), deadline_at: at(60_009) },
+        ..after(stored(&new), &parked)
+    };
+    let transcript = vec![asking("", &["a"]), result("a", "1")];
+    assert_eq!(claims, [ClaimedRun { run, spec: new.spec, state: Some(parked.state), transcript }]);
+}
+
+pub(crate) async fn parallel_claims_never_share_a_run<D: Database>() {
+    let database = D::fresh().await;
+    let store = database.store();
+    for number in 1..=40 {
+        create(&store, &queued(number)).await;
+    }
+    let claims = (0..30).map(|n| {
+        let store = Arc::clone(&store);
+        async move {
+            match n % 3 {
+                0 => store.claim_run(&tenant(), id(n + 1), at(9)).await.unwrap().into_iter().collect(),
+                _ => store.claim_queued(3, at(9)).await.unwrap(),
+            }
+        }
+    });
+    let taken: Vec<ClaimedRun> = join_all(claims).await.into_iter().flatten().collect();
+    let distinct: HashSet<_> = taken.iter().map(|claim| claim.run.id).collect();
+    assert_eq!((taken.len(), distinct.len()), (40, 40));
+    assert!(taken.iter().all(|claim| claim.run.generation == 1));
+}
+
+pub(crate) async fn one_run_is_claimed_out_of_order<D: Database>() {
+    let database = D::fresh().await;
+    let store = database.store();
+    for new in [&queued(1), &queued(2), &running(3)] {
+        create(&store, new).await;
+    }
+    assert_eq!(store.claim_run(&tenant(), id(2), at(9)).await.unwrap(), Some(claimed(&queued(2), at(9))));
+    assert_eq!(store.claim_run(&tenant(), id(2), at(9)).await.unwrap(), None);
+    assert_eq!(store.claim_run(&tenant(), id(3), at(9)).await.unwrap(), None);
+    assert_eq!(store.claim_queued(9, at(10)).await.unwrap(), [claimed(&queued(1), at(10))]);
+}
+
+pub(crate) async fn interrupted_runs_are_claimed_with_a_new_generation<D: Database>() {
+    let mut database = D::fresh().await;
+    let store = database.store();
+    for new in [&queued(1), &running(2), &running(3)] {
+        create(&store, new).await;
+    }
+    store.commit_step(StepCommit { status: completed(), ..step(&running(3), 1, vec![]) }).await.unwrap();
+    store.claim_queued(1, at(9)).await.unwrap();
+    create(&store, &queued(4)).await;
+    drop(store);
+    database.crash().await;
+    let store = database.store();
+
+    let started_1 = claimed(&queued(1), at(9));
+    let expected = |generation: u64| {
+        [
+            ClaimedRun { run: Run { generation, ..started_1.run.clone() }, ..started_1.clone() },
+            ClaimedRun {
+                run: Run { generation, status: started(2), ..stored(&running(2)) },
+                spec: running(2).spec,
+                state: running(2).state,
+                transcript: Vec::new(),
+            },
+        ]
+    };
+    assert_eq!(store.claim_interrupted().await.unwrap(), expected(2));
+    // Nothing says that this process holds them; a second call takes them again.
+    assert_eq!(store.claim_interrupted().await.unwrap(), expected(3));
+    is_fenced(store.commit_step(step(&running(2), 2, vec![mark(1)])).await, &running(2), 2);
+    store.commit_step(step(&running(2), 3, vec![mark(1)])).await.unwrap();
+    assert_eq!(store.queued().await.unwrap(), 1);
+}
+
+pub(crate) async fn a_cancel_request_keeps_its_first_instant<D: Database>() {
+    let database = D::fresh().await;
+    let store = database.store();
+    let (waiting, active) = (queued(1), running(2));
+    for new in [&waiting, &active] {
+        create(&store, new).await;
+        let expected = Some(Run { cancel_requested_at: Some(at(50)), ..stored(new) });
+        for instant in [50, 60, 40] {
+            let answer = store.request_cancel(&tenant(), new.run.id, at(instant)).await.unwrap();
+            assert_eq!(answer, expected);
+        }
+        assert_eq!(run(&store, new).await, expected);
+        assert_eq!(events(&store, new).await.len(), new.events.len());
+    }
+    // It is seen by whoever takes the run, and does not stand in the way of the end.
+    let claims = store.claim_queued(1, at(70)).await.unwrap();
+    assert_eq!(claims.first().and_then(|claim| claim.run.cancel_requested_at), Some(at(50)));
+    let last = StepCommit { status: aborted(), ..step(&active, 1, vec![mark(1)]) };
+    store.commit_step(last.clone()).await.unwrap();
+    let ended = Run { cancel_requested_at: Some(at(50)), ..after(stored(&active), &last) };
+    assert_eq!(run(&store, &active).await, Some(ended.clone()));
+    assert_eq!(store.request_cancel(&tenant(), id(2), at(90)).await.unwrap(), Some(ended));
+}
+
+pub(crate) async fn what_was_acknowledged_outlives_a_crash<D: Database>() {
+    let mut database = D::fresh().await;
+    let store = database.store();
+    let runs: Vec<NewRun> = (1..=50).map(running).collect();
+    let acknowledged = join_all(runs.iter().map(|new| async {
+        let mut log = store.create_run(new.clone()).await.unwrap();
+        log.extend(store.commit_step(step(new, 1, vec![mark(1)])).await.unwrap());
+        log
+    }))
+    .await;
+    // Work that nobody waits for any more must not stand in the way.
+    let mut abandoned = Box::pin(store.create_run(queued(99)));
+    assert!(futures_util::poll!(&mut abandoned).is_pending());
+    drop(abandoned);
+    drop(store);
+    database.crash().await;
+    let store = database.store();
+    for (new, log) in runs.iter().zip(acknowledged) {
+        assert_eq!(run(&store, new).await, Some(after(stored(new), &step(new, 1, vec![mark(1)]))));
+        assert_eq!(events(&store, new).await, log);
+    }
+    create(&store, &running(100)).await;
+}
+
+pub(crate) async fn a_closed_store_refuses_work<D: Database>() {
+    let database = D::fresh().await;
+    let store = database.store();
+    create(&store, &queued(1)).await;
+    store.close().await;
+    store.close().await;
+    assert!(matches!(store.create_run(queued(2)).await, Err(StoreError::Unavailable(_))));
+    assert!(matches!(store.health().await, Err(StoreError::Unavailable(_))));
+    assert!(matches!(store.run(&tenant(), id(1)).await, Err(StoreError::Unavailable(_))));
+}

@@ -1,0 +1,122 @@
+//! What every database has to do for the verbs of [`Store`]. A database runs the whole of it with
+//! [`contract_suite`].
+
+mod claim;
+mod read;
+mod write;
+
+use std::sync::Arc;
+
+use hames::domain::{EncodedBody, Event, Run, RunStatus, Timestamp};
+use hames::store::{ClaimedRun, NewRun, StepCommit, Store, StoreError};
+
+pub(crate) use self::claim::*;
+pub(crate) use self::read::*;
+pub(crate) use self::write::*;
+
+/// An empty database for one test.
+#[async_trait::async_trait]
+pub(crate) trait Database: Send + Sync + Sized {
+    /// A new one.
+    async fn fresh() -> Self;
+
+    /// Its open store.
+    fn store(&self) -> Arc<dyn Store>;
+
+    /// Lets go of the store without closing it, and opens it again.
+    async fn crash(&mut self);
+}
+
+/// Makes a test of each part of the contract.
+macro_rules! contract_suite {
+    ($database:ty) => {
+        $crate::store::contract::contract_suite!(@ $database:
+            a_created_run_reads_back,
+            a_run_that_starts_at_once_is_not_in_the_queue,
+            the_same_id_is_not_stored_twice,
+            another_tenant_sees_nothing,
+            a_step_stores_everything_together,
+            an_end_is_final,
+            a_run_can_end_in_the_queue,
+            an_old_generation_is_refused,
+            a_step_without_events_moves_the_run,
+            events_are_read_in_pages,
+            parallel_steps_number_without_gaps,
+            a_refused_step_leaves_others_whole,
+            any_text_reads_back_byte_for_byte,
+            a_huge_result_reads_back,
+            a_message_with_text_and_calls_is_one_event,
+            results_are_read_in_the_order_of_the_calls,
+            the_oldest_is_claimed_first,
+            a_claimed_run_brings_everything_along,
+            parallel_claims_never_share_a_run,
+            one_run_is_claimed_out_of_order,
+            interrupted_runs_are_claimed_with_a_new_generation,
+            a_cancel_request_keeps_its_first_instant,
+            a_list_is_newest_first_and_in_pages,
+            a_list_can_be_filtered,
+            what_was_acknowledged_outlives_a_crash,
+            a_closed_store_refuses_work,
+        );
+    };
+    (@ $database:ty: $($name:ident),* $(,)?) => {
+        $(
+            #[tokio::test]
+            async fn $name() {
+                $crate::store::contract::$name::<$database>().await;
+            }
+        )*
+    };
+}
+pub(crate) use contract_suite;
+
+/// The events that storing `bodies` from number `first` on gives.
+fn numbered(new: &NewRun, first: u64, time: Timestamp, bodies: &[EncodedBody]) -> Vec<Event> {
+    let number = |(seq, body): (u64, &EncodedBody)| Event { run: new.run.id, seq, time, body: body.clone() };
+    (first..).zip(bodies).map(number).collect()
+}
+
+/// The run as it is read after it was stored.
+fn stored(new: &NewRun) -> Run {
+    Run { last_seq: new.events.len() as u64, ..new.run.clone() }
+}
+
+/// The run as it is read after a step.
+fn after(run: Run, commit: &StepCommit) -> Run {
+    Run {
+        status: commit.status.clone(),
+        steps: commit.steps,
+        tool_calls: commit.tool_calls,
+        usage: commit.usage,
+        last_seq: run.last_seq + commit.events.len() as u64,
+        ..run
+    }
+}
+
+fn claimed(new: &NewRun, now: Timestamp) -> ClaimedRun {
+    let run = Run {
+        generation: 1,
+        status: RunStatus::Running { started_at: now, deadline_at: now.plus(std::time::Duration::from_secs(60)) },
+        ..stored(new)
+    };
+    ClaimedRun { run, spec: new.spec.clone(), state: None, transcript: Vec::new() }
+}
+
+async fn create(store: &Arc<dyn Store>, new: &NewRun) {
+    store.create_run(new.clone()).await.unwrap();
+}
+
+async fn run(store: &Arc<dyn Store>, new: &NewRun) -> Option<Run> {
+    store.run(&new.run.tenant, new.run.id).await.unwrap()
+}
+
+async fn events(store: &Arc<dyn Store>, new: &NewRun) -> Vec<Event> {
+    store.events_after(&new.run.tenant, new.run.id, 0, u32::MAX).await.unwrap()
+}
+
+fn is_fenced<T: std::fmt::Debug>(result: Result<T, StoreError>, new: &NewRun, refused: u64) {
+    match result {
+        Err(StoreError::Fenced { run, generation }) => assert_eq!((run, generation), (new.run.id, refused)),
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
