@@ -59,8 +59,13 @@ pub trait Store: Send + Sync {
     /// is found was interrupted.
     async fn claim_interrupted(&self) -> Result<Vec<ClaimedRun>, StoreError>;
 
+    /// Takes one running run from whoever holds it; `None` when it is not running. For a worker that lost its
+    /// footing and has to begin again from what is stored.
+    async fn reclaim(&self, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError>;
+
     /// Commits one step of a run in one transaction and returns its events numbered. Refused with
-    /// [`StoreError::Fenced`] when the run was claimed again since, or has ended.
+    /// [`StoreError::Fenced`] when the run was claimed again since, or has ended, and the last step with
+    /// [`StoreError::CancelRequested`] when its worker did not know of a request to end the run.
     async fn commit_step(&self, commit: StepCommit) -> Result<Vec<Event>, StoreError>;
 
     /// Stores that somebody wants the run ended. Idempotent; the first instant stays. A finished run is
@@ -109,6 +114,8 @@ pub struct StepCommit {
     pub time: Timestamp,
     /// Where the run now stands.
     pub status: RunStatus,
+    /// The request to end the run, as far as the worker knows.
+    pub cancel_requested_at: Option<Timestamp>,
     /// Model responses so far.
     pub steps: u32,
     /// Tool calls so far.
@@ -155,6 +162,14 @@ pub enum StoreError {
         run: RunId,
         /// The generation that was refused.
         generation: Generation,
+    },
+    /// The last step of a run shows the whole run, and somebody asked to end it since its worker looked.
+    #[error("run {run} was asked to end at {at}, which its last step does not know")]
+    CancelRequested {
+        /// The run.
+        run: RunId,
+        /// When.
+        at: Timestamp,
     },
     /// The database cannot be reached or does not answer in time; the same call may succeed later.
     #[error("the database is unavailable: {0}")]

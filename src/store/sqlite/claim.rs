@@ -93,6 +93,43 @@ impl Write for ClaimRun {
     }
 }
 
+/// Takes one running run from whoever holds it.
+pub(super) struct Reclaim {
+    pub(super) tenant: TenantId,
+    pub(super) id: RunId,
+}
+
+#[async_trait]
+impl Write for Reclaim {
+    type Output = Option<ClaimedRun>;
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Option<ClaimedRun>, Halt> {
+        let row = sqlx::query(select_claimable!("id = ? AND tenant = ? AND status = 'running'"))
+            .bind(self.id.to_string())
+            .bind(self.tenant.as_str())
+            .fetch_optional(&mut *connection)
+            .await?;
+        let Some(row) = row else { return Ok(None) };
+        let mut claimed = match read(connection, &row).await? {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                end_unreadable(connection, &row, &error, None).await?;
+                return Err(error.into());
+            }
+        };
+        sqlx::query("UPDATE runs SET generation = generation + 1 WHERE id = ?")
+            .bind(self.id.to_string())
+            .execute(&mut *connection)
+            .await?;
+        claimed.run.generation += 1;
+        Ok(Some(claimed))
+    }
+}
+
 /// Takes every run that is marked running.
 pub(super) struct ClaimInterrupted;
 

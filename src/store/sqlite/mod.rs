@@ -95,6 +95,10 @@ impl Store for SqliteStore {
         self.writer.write(claim::ClaimInterrupted).await
     }
 
+    async fn reclaim(&self, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError> {
+        self.writer.write(claim::Reclaim { tenant: tenant.clone(), id }).await
+    }
+
     async fn commit_step(&self, commit: StepCommit) -> Result<Vec<Event>, StoreError> {
         self.writer.write(write::CommitStep::new(commit)?).await
     }

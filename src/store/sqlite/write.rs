@@ -118,6 +118,7 @@ pub(super) struct CommitStep {
     fence: i64,
     time: Timestamp,
     status: StatusColumns,
+    cancel_requested_at: Option<i64>,
     steps: u32,
     tool_calls: u32,
     usage: String,
@@ -133,6 +134,7 @@ impl CommitStep {
             fence: row::signed(commit.generation)?,
             time: commit.time,
             status: StatusColumns::of(&commit.status)?,
+            cancel_requested_at: commit.cancel_requested_at.map(Timestamp::as_millis),
             steps: commit.steps,
             tool_calls: commit.tool_calls,
             usage: row::encode(&commit.usage)?,
@@ -155,7 +157,8 @@ impl Write for CommitStep {
         let held = sqlx::query(
             "UPDATE runs SET status = ?, started_at = ?, deadline_at = ?, finished_at = ?, ending = ?, steps = ?, \
              tool_calls = ?, usage = ?, state = ?, last_seq = last_seq + ? \
-             WHERE id = ? AND generation = ? AND finished_at IS NULL RETURNING last_seq",
+             WHERE id = ? AND generation = ? AND finished_at IS NULL AND (? IS NULL OR cancel_requested_at IS ?) \
+             RETURNING last_seq",
         )
         .bind(self.status.status)
         .bind(self.status.started_at)
@@ -169,13 +172,33 @@ impl Write for CommitStep {
         .bind(count)
         .bind(self.run.to_string())
         .bind(self.fence)
+        .bind(self.status.finished_at)
+        .bind(self.cancel_requested_at)
         .fetch_optional(&mut *connection)
         .await?;
-        let Some(row) = held else {
-            return Err(StoreError::Fenced { run: self.run, generation: self.generation }.into());
-        };
+        let Some(row) = held else { return Err(self.refusal(connection).await?.into()) };
         let before = row.integer("last_seq")? - count;
         Ok(append(connection, self.run, before, self.time, &self.events).await?)
+    }
+}
+
+impl CommitStep {
+    /// Why no row took the step.
+    async fn refusal(&self, connection: &mut SqliteConnection) -> Result<StoreError, Halt> {
+        let requested = sqlx::query(
+            "SELECT cancel_requested_at FROM runs WHERE id = ? AND generation = ? AND finished_at IS NULL",
+        )
+        .bind(self.run.to_string())
+        .bind(self.fence)
+        .fetch_optional(&mut *connection)
+        .await?
+        .map(|row| row.optional_integer("cancel_requested_at"))
+        .transpose()?
+        .flatten();
+        Ok(match requested {
+            Some(at) => StoreError::CancelRequested { run: self.run, at: Timestamp::from_millis(at) },
+            None => StoreError::Fenced { run: self.run, generation: self.generation },
+        })
     }
 }
 

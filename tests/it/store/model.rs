@@ -18,7 +18,7 @@ enum Verb {
     ClaimQueued { limit: u32 },
     ClaimRun { number: u32, tenant: bool },
     ClaimInterrupted,
-    Step { number: u32, behind: u64, events: usize, then: Then },
+    Step { number: u32, behind: u64, events: usize, then: Then, knows: bool },
     Cancel { number: u32, tenant: bool },
 }
 
@@ -40,8 +40,8 @@ fn verbs() -> impl Strategy<Value = Vec<Verb>> {
         2 => (0..4_u32).prop_map(|limit| Verb::ClaimQueued { limit }),
         2 => (number.clone(), any::<bool>()).prop_map(|(number, tenant)| Verb::ClaimRun { number, tenant }),
         1 => Just(Verb::ClaimInterrupted),
-        6 => (number.clone(), prop_oneof![4 => Just(0_u64), 1 => 1..3_u64], 0..5_usize, then)
-            .prop_map(|(number, behind, events, then)| Verb::Step { number, behind, events, then }),
+        6 => (number.clone(), prop_oneof![4 => Just(0_u64), 1 => 1..3_u64], 0..5_usize, then, any::<bool>())
+            .prop_map(|(number, behind, events, then, knows)| Verb::Step { number, behind, events, then, knows }),
         2 => (number, any::<bool>()).prop_map(|(number, tenant)| Verb::Cancel { number, tenant }),
     ];
     proptest::collection::vec(verb, 1..40)
@@ -85,6 +85,7 @@ impl Kept {
 #[derive(Debug, PartialEq)]
 enum Refusal {
     Fenced,
+    CancelRequested,
     Failed,
 }
 
@@ -100,6 +101,7 @@ fn refusal(error: StoreError) -> Refusal {
     match error {
         StoreError::Fenced { .. } => Refusal::Fenced,
         StoreError::Failed(_) => Refusal::Failed,
+        StoreError::CancelRequested { .. } => Refusal::CancelRequested,
         StoreError::Unavailable(_) | StoreError::Corrupt { .. } | StoreError::Unusable(_) => panic!("{error}"),
     }
 }
@@ -120,7 +122,7 @@ impl Model {
     }
 
     /// The step a worker would commit that holds the run, or held it some claims ago.
-    fn commit(&mut self, number: u32, behind: u64, events: usize, then: Then) -> StepCommit {
+    fn commit(&mut self, number: u32, behind: u64, events: usize, then: Then, knows: bool) -> StepCommit {
         let generation = self.find(number).map_or(0, |kept| kept.run.generation).saturating_sub(behind);
         let bodies = (0..events).map(|n| mark(u32::try_from(n).unwrap())).collect();
         let commit = step(&running(number), generation, bodies);
@@ -130,7 +132,8 @@ impl Model {
             Then::Complete => completed(),
             Then::Abort => aborted(),
         };
-        StepCommit { status, ..commit }
+        let cancel_requested_at = self.find(number).filter(|_| knows).and_then(|kept| kept.run.cancel_requested_at);
+        StepCommit { status, cancel_requested_at, ..commit }
     }
 
     fn apply(&mut self, verb: &Verb, now: Timestamp) -> Answer {
@@ -159,10 +162,13 @@ impl Model {
                 let active = self.0.iter_mut().filter(|kept| kept.run.status.name() == RunStatusName::Running);
                 Answer::Claims(active.map(Kept::claim).collect())
             }
-            Verb::Step { number, behind, events, then } => {
-                let commit = self.commit(number, behind, events, then);
+            Verb::Step { number, behind, events, then, knows } => {
+                let commit = self.commit(number, behind, events, then, knows);
                 match self.find(number) {
                     Some(kept) if kept.run.generation == commit.generation && !kept.run.status.is_finished() => {
+                        if commit.status.is_finished() && kept.run.cancel_requested_at != commit.cancel_requested_at {
+                            return Answer::Events(Err(Refusal::CancelRequested));
+                        }
                         kept.run.status = commit.status;
                         kept.run.steps = commit.steps;
                         kept.run.tool_calls = commit.tool_calls;
@@ -196,8 +202,8 @@ async fn perform(store: &dyn Store, model: &mut Model, verb: &Verb, now: Timesta
             Answer::Claims(store.claim_run(&tenant(first), id(number), now).await.unwrap().into_iter().collect())
         }
         Verb::ClaimInterrupted => Answer::Claims(store.claim_interrupted().await.unwrap()),
-        Verb::Step { number, behind, events, then } => {
-            let commit = model.commit(number, behind, events, then);
+        Verb::Step { number, behind, events, then, knows } => {
+            let commit = model.commit(number, behind, events, then, knows);
             Answer::Events(store.commit_step(commit).await.map_err(refusal))
         }
         Verb::Cancel { number, tenant: first } => {

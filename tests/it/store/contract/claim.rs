@@ -128,10 +128,17 @@ pub(crate) async fn a_cancel_request_keeps_its_first_instant<D: Database>() {
         assert_eq!(run(&store, new).await, expected);
         assert_eq!(events(&store, new).await.len(), new.events.len());
     }
-    // It is seen by whoever takes the run, and does not stand in the way of the end.
+    // It is seen by whoever takes the run. A last step that does not know of it is refused, since it could not tell.
     let claims = store.claim_queued(1, at(70)).await.unwrap();
     assert_eq!(claims.first().and_then(|claim| claim.run.cancel_requested_at), Some(at(50)));
-    let last = StepCommit { status: aborted(), ..step(&active, 1, vec![mark(1)]) };
+    let unknowing = StepCommit { status: completed(), ..step(&active, 1, vec![mark(1)]) };
+    let refused = store.commit_step(unknowing).await;
+    assert!(
+        matches!(refused, Err(StoreError::CancelRequested { run, at: when }) if run == id(2) && when == at(50)),
+        "{refused:?}"
+    );
+    let last =
+        StepCommit { status: aborted(), cancel_requested_at: Some(at(50)), ..step(&active, 1, vec![mark(1)]) };
     store.commit_step(last.clone()).await.unwrap();
     let ended = Run { cancel_requested_at: Some(at(50)), ..after(stored(&active), &last) };
     assert_eq!(run(&store, &active).await, Some(ended.clone()));
@@ -171,4 +178,24 @@ pub(crate) async fn a_closed_store_refuses_work<D: Database>() {
     assert!(matches!(store.create_run(queued(2)).await, Err(StoreError::Unavailable(_))));
     assert!(matches!(store.health().await, Err(StoreError::Unavailable(_))));
     assert!(matches!(store.run(&tenant(), id(1)).await, Err(StoreError::Unavailable(_))));
+}
+
+pub(crate) async fn a_running_run_is_taken_from_its_holder<D: Database>() {
+    let database = D::fresh().await;
+    let store = database.store();
+    let (waiting, active) = (queued(1), running(2));
+    create(&store, &waiting).await;
+    create(&store, &active).await;
+    assert_eq!(store.reclaim(&tenant(), id(1)).await.unwrap(), None);
+    assert_eq!(store.reclaim(&TenantId::new("other"), id(2)).await.unwrap(), None);
+    let expected = ClaimedRun {
+        run: Run { generation: 2, ..stored(&active) },
+        spec: active.spec.clone(),
+        state: active.state.clone(),
+        transcript: Vec::new(),
+    };
+    assert_eq!(store.reclaim(&tenant(), id(2)).await.unwrap(), Some(expected));
+    is_fenced(store.commit_step(step(&active, 1, vec![mark(1)])).await, &active, 1);
+    store.commit_step(StepCommit { status: completed(), ..step(&active, 2, vec![mark(1)]) }).await.unwrap();
+    assert_eq!(store.reclaim(&tenant(), id(2)).await.unwrap(), None);
 }

@@ -53,6 +53,7 @@ macro_rules! contract_suite {
             one_run_is_claimed_out_of_order,
             interrupted_runs_are_claimed_with_a_new_generation,
             a_cancel_request_keeps_its_first_instant,
+            a_running_run_is_taken_from_its_holder,
             a_list_is_newest_first_and_in_pages,
             a_list_can_be_filtered,
             what_was_acknowledged_outlives_a_crash,
