@@ -5,6 +5,10 @@
 
 use std::sync::Arc;
 
+mod capture;
+pub mod command;
+mod session;
+pub mod supervise;
 pub mod workspace;
 
 use async_trait::async_trait;
@@ -19,11 +23,11 @@ pub trait Tool: Send + Sync {
     /// What the model is told.
     fn spec(&self) -> &ToolSpec;
 
-    /// What a call can change.
-    fn effect(&self) -> Effect;
+    /// What a call with these arguments can change; for arguments it cannot judge, the most it could.
+    fn effect(&self, arguments: &Map<String, Value>) -> Effect;
 
     /// Whether repeating the same call makes sense (a status to wait for), so that repeats are not counted.
-    fn is_pollable(&self) -> bool {
+    fn is_pollable(&self, _arguments: &Map<String, Value>) -> bool {
         false
     }
 

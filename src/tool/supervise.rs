@@ -1,0 +1,565 @@
+//! The supervisor of a command: a process between the server and the command that ends the whole process tree.
+//!
+//! The program runs itself again, twice: `__supervise` starts `__exec`, which becomes the command.
+//!
+//! - The supervisor's standard input is a Unix socket to the server, the control channel. End of stream there,
+//!   by a drop or by any death of the server, means: kill the tree now. A byte means: stop politely. When
+//!   the tree is gone the supervisor writes one [`Report`] as a line of JSON and exits.
+//! - It is the subreaper of the tree, so a process that detaches itself becomes its child and not that of
+//!   init. It has one thread, so the parent-death signal of the command, which follows the thread that started
+//!   it, fires when the supervisor dies and never before.
+//! - Polite means SIGTERM to every descendant, then [`GRACE`], then SIGKILL until nobody is left. What the command
+//!   leaves behind when it ends by itself is stopped the same way.
+//!
+//! A command runs as the server's user, so a hostile one can kill its supervisor and keep what it detached.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{
+    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid,
+    pidfd_open, pidfd_send_signal, set_child_subreaper, set_dumpable_behavior, set_parent_process_death_signal,
+    setrlimit, setsid, umask, waitpid,
+};
+use rustix::thread::set_no_new_privs;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+/// The first argument that makes the program a supervisor; then follow the working directory, the program,
+/// and its arguments.
+const SUPERVISE: &str = "__supervise";
+
+/// The first argument that makes the program become the command; then follow the process id of the supervisor, the
+/// working directory, the program, and its arguments.
+const EXEC: &str = "__exec";
+
+/// The running program, found even when its file was replaced or removed.
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// Time between SIGTERM and SIGKILL.
+pub(super) const GRACE: Duration = Duration::from_millis(500);
+
+/// How often an ending tree is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How often orphans of a running tree are reaped.
+const REAP: Duration = Duration::from_secs(1);
+
+/// Which executable to run as the supervisor, and with which first argument.
+#[derive(Clone, Debug)]
+pub struct SupervisorHost {
+    /// A program whose `main` calls [`run_if_requested`].
+    pub executable: PathBuf,
+    /// What makes it supervise.
+    pub first_argument: OsString,
+}
+
+impl SupervisorHost {
+    /// The running program itself, as it was started: also after its file was replaced by another version.
+    pub fn this_program() -> Self {
+        Self::program(THIS_PROGRAM)
+    }
+
+    /// Another program built with this library.
+    pub fn program(executable: impl Into<PathBuf>) -> Self {
+        Self { executable: executable.into(), first_argument: SUPERVISE.into() }
+    }
+}
+
+/// What the supervisor tells when the tree is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Report {
+    /// The command exited.
+    Exited {
+        /// Its exit code.
+        code: i32,
+        /// How many processes it left behind, which were then ended.
+        left_behind: usize,
+    },
+    /// A signal ended the command.
+    Signalled {
+        /// The signal's number.
+        signal: i32,
+        /// How many processes it left behind, which were then ended.
+        left_behind: usize,
+    },
+    /// The supervisor failed; whatever it had started is dead.
+    Failed {
+        /// Why, for a reader.
+        reason: String,
+    },
+    /// The command never ran.
+    NotStarted {
+        /// Why, for a reader.
+        reason: String,
+    },
+}
+
+/// Why a supervisor could not do its work.
+#[derive(Debug, thiserror::Error)]
+enum SuperviseError {
+    #[error("`{THIS_ARGUMENT}` needs a working directory and a program; this argument is for hames itself", THIS_ARGUMENT = SUPERVISE)]
+    Arguments,
+    #[error("{what}: {source}")]
+    System { what: &'static str, source: io::Error },
+}
+
+/// Names the operation that failed.
+fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> SuperviseError {
+    move |source| SuperviseError::System { what, source: source.into() }
+}
+
+/// Runs the process as a supervisor or as a command if `args` (the program's name first) ask for it; `None`: they
+/// do not. Has to come before anything that starts a thread.
+pub fn run_if_requested(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let verb = args.nth(1)?;
+    if verb == SUPERVISE {
+        Some(supervise(args.collect()))
+    } else if verb == EXEC {
+        Some(become_command(args.collect()))
+    } else {
+        None
+    }
+}
+
+/// Keeps other processes of the same user from reading this one's memory and `/proc/PID/environ`, and from tracing
+/// it. Commands run as the server's user, so a server that holds secrets calls this first. Processes with
+/// CAP_SYS_PTRACE can still read.
+pub fn hide_from_other_processes() -> io::Result<()> {
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// The supervisor, from start to report.
+fn supervise(request: Vec<OsString>) -> ExitCode {
+    let mut control = match io::stdin().as_fd().try_clone_to_owned() {
+        Ok(fd) => UnixStream::from(fd),
+        Err(error) => return failed(&error),
+    };
+    let report = match watch(&control, &request) {
+        Ok(report) => report,
+        Err(error) => Report::NotStarted { reason: error.to_string() },
+    };
+    let mut line = match serde_json::to_vec(&report) {
+        Ok(line) => line,
+        Err(error) => return failed(&error),
+    };
+    line.push(b'\n');
+    match control.write_all(&line) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The server let go of the call: it does not want to know.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+/// Says on standard error, which the server reads, what went wrong.
+fn failed(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("hames: the supervisor of the command failed: {error}");
+    ExitCode::FAILURE
+}
+
+/// Starts the command and returns once no process of its tree is left.
+fn watch(control: &UnixStream, request: &[OsString]) -> Result<Report, SuperviseError> {
+    if request.len() < 2 {
+        return Err(SuperviseError::Arguments);
+    }
+    prepare_supervisor()?;
+    let (leader, mut exec_error) = start(request)?;
+    let mut tree = Tree { leader, status: None };
+    let followed = follow(control, &mut tree);
+    tree.kill()?;
+    Ok(match followed.and_then(|left_behind| exec_result(&mut exec_error, tree.status, left_behind)) {
+        Ok(report) => report,
+        Err(error) => Report::Failed { reason: error.to_string() },
+    })
+}
+
+/// How far a tree is.
+enum Phase {
+    /// The command runs.
+    Running,
+    /// Everybody was asked to end.
+    Ending { kill_at: Instant },
+}
+
+/// Waits for the end of the tree, or for the moment to kill what is left of it. Returns how many processes the
+/// command left behind.
+fn follow(control: &UnixStream, tree: &mut Tree) -> Result<usize, SuperviseError> {
+    let leader_end = pidfd_open(tree.leader, PidfdFlags::empty()).map_err(system("pidfd_open"))?;
+    let mut left_behind = 0;
+    let mut phase = Phase::Running;
+    while tree.reap()? {
+        let wait = match phase {
+            Phase::Running if tree.status.is_some() => {
+                left_behind = signal_descendants(Signal::TERM)?;
+                phase = end_politely()?;
+                LOOK
+            }
+            Phase::Running => REAP,
+            Phase::Ending { kill_at } => {
+                let left = kill_at.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                LOOK.min(left)
+            }
+        };
+        // A pidfd stays readable after the end, so it is only watched until then.
+        let leader_end = tree.status.is_none().then_some(&leader_end);
+        match (wait_for_word(control, leader_end, wait)?, &phase) {
+            (Word::Gone, _) => break,
+            (Word::Stop, Phase::Running) => {
+                signal_descendants(Signal::TERM)?;
+                phase = end_politely()?;
+            }
+            (Word::Stop, Phase::Ending { .. }) | (Word::Nothing, _) => {}
+        }
+    }
+    Ok(left_behind)
+}
+
+/// After SIGTERM went out: wakes whoever is stopped, so that they can take it, and starts the grace time.
+fn end_politely() -> Result<Phase, SuperviseError> {
+    signal_descendants(Signal::CONT)?;
+    Ok(Phase::Ending { kill_at: Instant::now() + GRACE })
+}
+
+/// Makes this process fit to supervise.
+fn prepare_supervisor() -> Result<(), SuperviseError> {
+    // The life of the tree hangs on the control channel alone. A handler, unlike "ignore", is not inherited.
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::CHILD] {
+        signal_hook::flag::register(signal.as_raw(), Arc::new(AtomicBool::new(false)))
+            .map_err(system("setting a signal handler"))?;
+    }
+    match setsid() {
+        // EPERM: it already leads a process group, because whoever started it saw to that.
+        Ok(_) | Err(Errno::PERM) => {}
+        Err(error) => return Err(system("setsid")(error)),
+    }
+    set_child_subreaper(Some(getpid())).map_err(system("becoming a subreaper"))?;
+    hide_from_other_processes().map_err(system("hiding from other processes"))?;
+    // What the server itself inherited without close-on-exec ends here.
+    close_fds::set_fds_cloexec(3, &[]);
+    // Without a process table nothing could be ended, so nothing may start.
+    process_table().map(drop)
+}
+
+/// Starts the process that becomes the command. The pipe tells why it could not; it is empty when it could.
+#[expect(clippy::zombie_processes, reason = "Tree::reap waits for it, together with every orphan")]
+fn start(request: &[OsString]) -> Result<(Pid, PipeReader), SuperviseError> {
+    let (ours, theirs) = io::pipe().map_err(system("making a pipe"))?;
+    let child = Command::new(THIS_PROGRAM)
+        .arg0("hames")
+        .arg(EXEC)
+        .arg(getpid().as_raw_nonzero().to_string())
+        .args(request)
+        .stdin(Stdio::from(theirs))
+        .spawn()
+        .map_err(system("starting the process of the command"))?;
+    Ok((Pid::from_child(&child), ours))
+}
+
+/// What the server said.
+enum Word {
+    /// Nothing yet.
+    Nothing,
+    /// Stop politely.
+    Stop,
+    /// It is gone.
+    Gone,
+}
+
+/// Waits for the server, for the end of the command, or for the time to pass.
+fn wait_for_word(
+    control: &UnixStream,
+    leader_end: Option<&OwnedFd>,
+    wait: Duration,
+) -> Result<Word, SuperviseError> {
+    let mut fds = vec![PollFd::new(control, PollFlags::IN)];
+    fds.extend(leader_end.map(|fd| PollFd::new(fd, PollFlags::IN)));
+    pause(&mut fds, wait)?;
+    if fds.first().is_none_or(|fd| fd.revents().is_empty()) {
+        return Ok(Word::Nothing);
+    }
+    match (&mut &*control).read(&mut [0; 64]) {
+        Ok(0) => Ok(Word::Gone),
+        Ok(_) => Ok(Word::Stop),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Word::Nothing),
+        // A connection that was reset has nobody at the other end.
+        Err(_) => Ok(Word::Gone),
+    }
+}
+
+/// Sleeps until something can be read, a signal comes, or the time has passed.
+fn pause(fds: &mut [PollFd<'_>], wait: Duration) -> Result<(), SuperviseError> {
+    let timeout = Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() };
+    match poll(fds, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(system("poll")(error)),
+    }
+}
+
+/// Turns what is known of the command into the report.
+fn exec_result(
+    exec_error: &mut PipeReader,
+    status: Option<WaitStatus>,
+    left_behind: usize,
+) -> Result<Report, SuperviseError> {
+    // Everybody who could hold the other end is dead, so this does not block.
+    let mut reason = String::new();
+    exec_error.read_to_string(&mut reason).map_err(system("reading why the command did not start"))?;
+    if !reason.is_empty() {
+        return Ok(Report::NotStarted { reason });
+    }
+    match status.map(|status| (status.exit_status(), status.terminating_signal())) {
+        Some((Some(code), _)) => Ok(Report::Exited { code, left_behind }),
+        Some((None, Some(signal))) => Ok(Report::Signalled { signal, left_behind }),
+        Some((None, None)) | None => {
+            let source = io::Error::other("the kernel reported neither an exit code nor a signal");
+            Err(SuperviseError::System { what: "waiting for the command", source })
+        }
+    }
+}
+
+/// The processes below this one.
+struct Tree {
+    leader: Pid,
+    status: Option<WaitStatus>,
+}
+
+impl Tree {
+    /// Takes the status of every child that has ended. Returns whether any child is left; as this process is
+    /// the subreaper, no child means no descendant.
+    fn reap(&mut self) -> Result<bool, SuperviseError> {
+        loop {
+            match waitpid(None, WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.leader => self.status = Some(status),
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(true),
+                Err(Errno::CHILD) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(system("waiting for a process")(error)),
+            }
+        }
+    }
+
+    /// Kills whoever is left, again and again until nobody is. It never gives up: the server, which
+    /// waits only so long, then says that something is still running.
+    fn kill(&mut self) -> Result<(), SuperviseError> {
+        let mut has_told = false;
+        while self.reap()? {
+            // A look that fails is taken again; the reason is told once.
+            if let Err(error) = signal_descendants(Signal::KILL)
+                && !std::mem::replace(&mut has_told, true)
+            {
+                failed(&error);
+            }
+            pause(&mut [], LOOK)?;
+        }
+        Ok(())
+    }
+}
+
+/// A row of the process table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: i32,
+    parent: i32,
+    is_dead: bool,
+    /// In clock ticks since boot; tells a process from an earlier one of the same number.
+    started: u64,
+}
+
+impl Process {
+    /// Reads `/proc/PID/stat`: the name stands in parentheses and may itself hold any byte.
+    /// Source: proc_pid_stat(5), fields 3 (state), 4 (ppid) and 22 (starttime).
+    fn parse(pid: i32, stat: &[u8]) -> Option<Self> {
+        let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
+        let mut fields = std::str::from_utf8(stat.get(after_name..)?).ok()?.split_ascii_whitespace();
+        let state = fields.next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let started = fields.nth(17)?.parse().ok()?;
+        Some(Self { pid, parent, is_dead: matches!(state, "Z" | "X"), started })
+    }
+
+    /// The process with this number, if there is one.
+    fn find(pid: i32) -> Option<Self> {
+        // A process may end between two looks; that is no error.
+        Self::parse(pid, &std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+}
+
+/// Sends a signal to every living descendant and returns to how many. Processes that start meanwhile are missed:
+/// callers repeat until nobody is left.
+fn signal_descendants(signal: Signal) -> Result<usize, SuperviseError> {
+    let mut reached = 0;
+    for process in descendants(&process_table()?, getpid().as_raw_nonzero().get()) {
+        if !process.is_dead && send(process, signal) {
+            reached += 1;
+        }
+    }
+    Ok(reached)
+}
+
+/// Every process that can be seen.
+fn process_table() -> Result<Vec<Process>, SuperviseError> {
+    let mut table = Vec::new();
+    for entry in std::fs::read_dir("/proc").map_err(system("reading /proc"))? {
+        let name = entry.map_err(system("reading /proc"))?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok());
+        table.extend(pid.and_then(Process::find));
+    }
+    Ok(table)
+}
+
+/// Everybody below `root`, parents before children.
+fn descendants(table: &[Process], root: i32) -> Vec<Process> {
+    let mut children = std::collections::HashMap::<i32, Vec<Process>>::new();
+    for process in table {
+        children.entry(process.parent).or_default().push(*process);
+    }
+    let mut found = children.remove(&root).unwrap_or_default();
+    let mut next = 0;
+    while let Some(process) = found.get(next) {
+        let below = children.remove(&process.pid).unwrap_or_default();
+        found.extend(below);
+        next += 1;
+    }
+    found
+}
+
+/// Signals exactly this process: its number may have gone to another one, so it is pinned, looked at again, and
+/// then signalled. Returns whether the signal was sent.
+fn send(process: Process, signal: Signal) -> bool {
+    let Some(pid) = Pid::from_raw(process.pid) else { return false };
+    let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
+    let is_same = Process::find(process.pid).is_some_and(|now| now.started == process.started);
+    is_same && pidfd_send_signal(pinned, signal).is_ok()
+}
+
+/// Why a process could not become the command. The supervisor passes the text on.
+#[derive(Debug, thiserror::Error)]
+enum ExecError {
+    #[error("`{EXEC}` is for hames itself")]
+    Arguments,
+    #[error("the supervisor died")]
+    Orphan,
+    #[error("{what} failed: {source}")]
+    System { what: &'static str, source: io::Error },
+    #[error("the working directory {} cannot be entered: {source}", path.display())]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("{} does not exist, or it is a script and the interpreter in its first line does not", .0.display())]
+    Missing(PathBuf),
+    #[error("{} is not executable: permission denied", .0.display())]
+    NotAllowed(PathBuf),
+    #[error("{} is not a program: a script needs `#!` and its interpreter as first line", .0.display())]
+    NotAProgram(PathBuf),
+    #[error("{} could not be executed: {source}", path.display())]
+    Other { path: PathBuf, source: io::Error },
+}
+
+/// Turns this process into the command. Returns only if that fails.
+fn become_command(args: Vec<OsString>) -> ExitCode {
+    // A duplicate that closes by itself when the program changes: its end without a word is success.
+    let told = io::stdin().as_fd().try_clone_to_owned().and_then(|pipe| {
+        let error = match exec(&args) {
+            Ok(never) => match never {},
+            Err(error) => error,
+        };
+        let mut pipe = io::PipeWriter::from(pipe);
+        pipe.write_all(error.to_string().as_bytes())
+    });
+    if let Err(error) = told {
+        return failed(&error);
+    }
+    ExitCode::from(127)
+}
+
+/// Applies the limits of a command, then executes it.
+fn exec(args: &[OsString]) -> Result<std::convert::Infallible, ExecError> {
+    let [supervisor, directory, program, args @ ..] = args else { return Err(ExecError::Arguments) };
+    let supervisor = std::str::from_utf8(supervisor.as_bytes()).ok().and_then(|pid| pid.parse().ok());
+    let supervisor = supervisor.and_then(Pid::from_raw).ok_or(ExecError::Arguments)?;
+    let called = |what| move |error: Errno| ExecError::System { what, source: error.into() };
+
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(called("setting the parent-death signal"))?;
+    // If the supervisor died before that took effect, no signal will come.
+    if getppid() != Some(supervisor) {
+        return Err(ExecError::Orphan);
+    }
+    setsid().map_err(called("setsid"))?;
+    umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).map_err(called("setrlimit"))?;
+    set_no_new_privs(true).map_err(called("setting no_new_privs"))?;
+    std::env::set_current_dir(directory)
+        .map_err(|source| ExecError::Directory { path: directory.into(), source })?;
+
+    let source = Command::new(program).args(args).stdin(Stdio::null()).exec();
+    Err(exec_error(program, source))
+}
+
+/// Words for the ways in which execve(2) fails.
+fn exec_error(program: &OsStr, source: io::Error) -> ExecError {
+    let path = PathBuf::from(program);
+    match source.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::NOENT) => ExecError::Missing(path),
+        Some(Errno::ACCESS) => ExecError::NotAllowed(path),
+        Some(Errno::NOEXEC) => ExecError::NotAProgram(path),
+        Some(_) | None => ExecError::Other { path, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32) -> Process {
+        Process { pid, parent, is_dead: false, started: 1 }
+    }
+
+    #[test]
+    fn stat_is_read_past_any_name() {
+        let stat = b"7 (a) S 9 (b) Z 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 2 3";
+        assert_eq!(Process::parse(7, stat), Some(Process { pid: 7, parent: 3, is_dead: true, started: 12345 }));
+        for bad in [b"".as_slice(), b"7 (a", b"7 (a) S", b"7 (a) S x", b"7 (\xff) S 3 7"] {
+            assert_eq!(Process::parse(7, bad), None, "{bad:?}");
+        }
+        let own = Process::find(std::process::id().cast_signed()).unwrap();
+        assert_eq!(Some(own.parent), getppid().map(|pid| pid.as_raw_nonzero().get()));
+    }
+
+    #[test]
+    fn descendants_are_found_at_any_depth_and_no_one_else() {
+        let table = [process(5, 4), process(2, 1), process(3, 2), process(9, 1), process(4, 3), process(6, 2)];
+        let pids: Vec<i32> = descendants(&table, 2).iter().map(|process| process.pid).collect();
+        assert_eq!(pids, [3, 6, 4, 5]);
+        assert_eq!(descendants(&table, 7), []);
+    }
+
+    #[test]
+    fn other_arguments_are_left_alone() {
+        for args in [&["hames"][..], &["hames", "serve"], &["hames", "serve", "__supervise"], &[]] {
+            assert!(run_if_requested(args.iter().map(Into::into)).is_none(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn reports_survive_the_wire() {
+        let report = Report::Signalled { signal: 9, left_behind: 2 };
+        let line = serde_json::to_string(&report).unwrap();
+        assert_eq!(line, r#"{"signalled":{"signal":9,"left_behind":2}}"#);
+        assert_eq!(serde_json::from_str::<Report>(&line).unwrap(), report);
+    }
+}
