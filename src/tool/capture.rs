@@ -140,8 +140,7 @@ mod tests {
 
     #[test]
     fn what_fits_is_shown_whole() {
-        let whole =
-            Captured { text: "héllo\n".to_owned(), total: 7, left_out: 0, invalid: 0, controls: 0 };
+        let whole = Captured { text: "héllo\n".to_owned(), total: 7, left_out: 0, invalid: 0, controls: 0 };
         assert_eq!(capture(7, "héllo\n".as_bytes()), whole);
         assert_eq!(capture(8, "héllo\n".as_bytes()), whole);
     }
@@ -170,7 +169,7 @@ mod tests {
             shown,
             Captured {
                 text: "\u{fffd}\u{fffd}␀A\u{fffd}\n␛[1m␍\\u{9b}".to_owned(),
-                total: 13,
+                total: 14,
                 left_out: 0,
                 invalid: 3,
                 controls: 4,

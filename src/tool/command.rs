@@ -67,8 +67,10 @@ pub enum CommandError {
         index: usize,
     },
     /// Not the name of a variable.
-    #[error("commands.{name}.env: {variable:?} is not the name of an environment variable; expected a name \
-             without `=` and NUL")]
+    #[error(
+        "commands.{name}.env: {variable:?} is not the name of an environment variable; expected a name \
+             without `=` and NUL"
+    )]
     Variable {
         /// The preset.
         name: String,
@@ -210,9 +212,8 @@ fn absolute_path_entries(path: Option<&OsString>) -> OsString {
 /// Finds the program of a preset. Links stay as they are: many programs act by the name they are called.
 fn resolve(name: &str, executable: &Path, path: &OsStr) -> Result<PathBuf, CommandError> {
     let is_program = |candidate: &Path| candidate.is_file() && access(candidate, Access::EXEC_OK).is_ok();
-    let wrong = |problem| {
-        Err(CommandError::Executable { name: name.to_owned(), executable: executable.to_owned(), problem })
-    };
+    let wrong =
+        |problem| Err(CommandError::Executable { name: name.to_owned(), executable: executable.to_owned(), problem });
     if executable.as_os_str().is_empty() {
         return wrong("is empty");
     }

@@ -28,9 +28,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid,
-    pidfd_open, pidfd_send_signal, set_child_subreaper, set_dumpable_behavior, set_parent_process_death_signal,
-    setrlimit, setsid, umask, waitpid,
+    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, pidfd_open,
+    pidfd_send_signal, set_child_subreaper, set_dumpable_behavior, set_parent_process_death_signal, setrlimit, setsid,
+    umask, wait,
 };
 use rustix::thread::set_no_new_privs;
 use serde::{Deserialize, Serialize};
@@ -201,7 +201,7 @@ fn follow(control: &UnixStream, tree: &mut Tree) -> Result<usize, SuperviseError
     let mut left_behind = 0;
     let mut phase = Phase::Running;
     while tree.reap()? {
-        let wait = match phase {
+        let limit = match phase {
             Phase::Running if tree.status.is_some() => {
                 left_behind = signal_descendants(Signal::TERM)?;
                 phase = end_politely()?;
@@ -218,7 +218,7 @@ fn follow(control: &UnixStream, tree: &mut Tree) -> Result<usize, SuperviseError
         };
         // A pidfd stays readable after the end, so it is only watched until then.
         let leader_end = tree.status.is_none().then_some(&leader_end);
-        match (wait_for_word(control, leader_end, wait)?, &phase) {
+        match (wait_for_word(control, leader_end, limit)?, &phase) {
             (Word::Gone, _) => break,
             (Word::Stop, Phase::Running) => {
                 signal_descendants(Signal::TERM)?;
@@ -282,11 +282,7 @@ enum Word {
 }
 
 /// Waits for the server, for the end of the command, or for the time to pass.
-fn wait_for_word(
-    control: &UnixStream,
-    leader_end: Option<&OwnedFd>,
-    wait: Duration,
-) -> Result<Word, SuperviseError> {
+fn wait_for_word(control: &UnixStream, leader_end: Option<&OwnedFd>, wait: Duration) -> Result<Word, SuperviseError> {
     let mut fds = vec![PollFd::new(control, PollFlags::IN)];
     fds.extend(leader_end.map(|fd| PollFd::new(fd, PollFlags::IN)));
     pause(&mut fds, wait)?;
@@ -344,7 +340,7 @@ impl Tree {
     /// the subreaper, no child means no descendant.
     fn reap(&mut self) -> Result<bool, SuperviseError> {
         loop {
-            match waitpid(None, WaitOptions::NOHANG) {
+            match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) if pid == self.leader => self.status = Some(status),
                 Ok(Some(_)) => {}
                 Ok(None) => return Ok(true),
@@ -464,8 +460,6 @@ enum ExecError {
     Missing(PathBuf),
     #[error("{} is not executable: permission denied", .0.display())]
     NotAllowed(PathBuf),
-    #[error("{} is not a program: a script needs `#!` and its interpreter as first line", .0.display())]
-    NotAProgram(PathBuf),
     #[error("{} could not be executed: {source}", path.display())]
     Other { path: PathBuf, source: io::Error },
 }
@@ -503,9 +497,9 @@ fn exec(args: &[OsString]) -> Result<std::convert::Infallible, ExecError> {
     umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).map_err(called("setrlimit"))?;
     set_no_new_privs(true).map_err(called("setting no_new_privs"))?;
-    std::env::set_current_dir(directory)
-        .map_err(|source| ExecError::Directory { path: directory.into(), source })?;
+    std::env::set_current_dir(directory).map_err(|source| ExecError::Directory { path: directory.into(), source })?;
 
+    // As with execvp(3), a script without `#!` is read by /bin/sh; the arguments still pass no shell.
     let source = Command::new(program).args(args).stdin(Stdio::null()).exec();
     Err(exec_error(program, source))
 }
@@ -516,7 +510,6 @@ fn exec_error(program: &OsStr, source: io::Error) -> ExecError {
     match source.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::NOENT) => ExecError::Missing(path),
         Some(Errno::ACCESS) => ExecError::NotAllowed(path),
-        Some(Errno::NOEXEC) => ExecError::NotAProgram(path),
         Some(_) | None => ExecError::Other { path, source },
     }
 }

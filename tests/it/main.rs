@@ -6,3 +6,5 @@ mod provider;
 mod store;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod tool;

@@ -1,0 +1,175 @@
+//! The whole process tree of a command ends, whoever is in it and however the call ends.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use hames::config::CommandConfig;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::support::{Bench, Sweep, failure, marked, script, until};
+
+/// Forty children and ten grandchildren that have left the session by a double fork. All ignore SIGTERM.
+const TREE: &str = "trap '' TERM; i=0
+while [ $i -lt 40 ]; do sleep 1000 & i=$((i+1)); done
+while [ $i -lt 50 ]; do (setsid sh -c 'sleep 1000 &' &); i=$((i+1)); done
+echo planted; wait; sleep 1000";
+
+/// The tree, its shell, and the supervisor.
+const TREE_SIZE: usize = 40 + 10 + 1 + 1;
+
+/// From the wish to the last process gone.
+const BOUND: Duration = Duration::from_secs(1);
+
+async fn grown(marker: &str) {
+    let is_sleeper = |pid: &i32| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|arguments| arguments == b"sleep\x001000\0")
+    };
+    until("the whole tree runs", || {
+        let tree = marked(marker);
+        tree.len() == TREE_SIZE && tree.iter().filter(|pid| is_sleeper(pid)).count() == 50
+    })
+    .await;
+}
+
+async fn gone(marker: &str, since: Instant) {
+    until("the whole tree is gone", || marked(marker).is_empty()).await;
+    assert!(since.elapsed() <= BOUND, "the tree took {:?} to end", since.elapsed());
+}
+
+#[tokio::test]
+async fn cancel_ends_the_tree() {
+    let bench = Bench::new(script(TREE));
+    let sweep = Sweep(bench.ctx.call_id.clone());
+    let cancel = async {
+        grown(&sweep.0).await;
+        bench.ctx.cancel.cancel();
+        Instant::now()
+    };
+    let (result, since) = tokio::join!(bench.run(), cancel);
+    assert_eq!(marked(&sweep.0), Vec::<i32>::new(), "nobody is left when the call returns");
+    assert!(since.elapsed() <= BOUND, "the tree took {:?} to end", since.elapsed());
+    let text = failure(result);
+    assert!(text.starts_with("cancelled: it was started, and killed before it was done\n"), "{text}");
+    assert!(text.contains("\n--- stdout ---\nplanted\n"), "{text}");
+}
+
+#[tokio::test]
+async fn timeout_ends_the_tree() {
+    let bench = Bench::new(CommandConfig { timeout_ms: 3_000, ..script(TREE) });
+    let sweep = Sweep(bench.ctx.call_id.clone());
+    let mut call = std::pin::pin!(bench.run());
+    tokio::select! {
+        result = &mut call => panic!("ended before the tree had grown: {result:?}"),
+        () = grown(&sweep.0) => {}
+    }
+    let text = failure(call.await);
+    assert_eq!(marked(&sweep.0), Vec::<i32>::new(), "nobody is left when the call returns");
+    assert!(text.starts_with("timed out after 3000 ms and was killed\n"), "{text}");
+    assert!(text.contains("\n--- stdout ---\nplanted\n"), "{text}");
+}
+
+#[tokio::test]
+async fn dropping_the_call_ends_the_tree() {
+    let bench = Bench::new(script(TREE));
+    let sweep = Sweep(bench.ctx.call_id.clone());
+    tokio::select! {
+        result = bench.run() => panic!("ended before it was dropped: {result:?}"),
+        () = grown(&sweep.0) => {}
+    }
+    gone(&sweep.0, Instant::now()).await;
+}
+
+#[tokio::test]
+async fn the_end_of_the_command_ends_the_tree() {
+    let bench = Bench::new(script(&TREE.replace("wait; sleep 1000", "while [ ! -e go ]; do :; done")));
+    let sweep = Sweep(bench.ctx.call_id.clone());
+    let end = async {
+        grown(&sweep.0).await;
+        std::fs::write(bench.directory.path().join("go"), "").unwrap();
+    };
+    let (result, ()) = tokio::join!(bench.run(), end);
+    assert_eq!(marked(&sweep.0), Vec::<i32>::new(), "nobody is left when the call returns");
+    let text = result.unwrap();
+    assert!(text.contains("\nleft behind: 50 processes, killed\n"), "{text}");
+}
+
+#[tokio::test]
+async fn death_of_the_server_ends_the_tree() {
+    let server = Server::start(TREE);
+    let sweep = Sweep(server.marker.clone());
+    grown(&sweep.0).await;
+    server.kill();
+    gone(&sweep.0, Instant::now()).await;
+}
+
+#[tokio::test]
+async fn death_of_the_server_during_a_polite_stop_ends_the_tree() {
+    let server = Server::start(TREE);
+    let sweep = Sweep(server.marker.clone());
+    grown(&sweep.0).await;
+    std::fs::write(server.cancel_file(), "").unwrap();
+    until("the server cancels", || !server.cancel_file().exists()).await;
+    server.kill();
+    gone(&sweep.0, Instant::now()).await;
+}
+
+/// What the process of [`server`] has to do.
+#[derive(Serialize, Deserialize)]
+struct Order {
+    script: String,
+    marker: String,
+    cancel_file: PathBuf,
+}
+
+/// A process that runs one call, as a server does.
+struct Server {
+    child: Child,
+    marker: String,
+    directory: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(script: &str) -> Self {
+        let marker = super::support::unique("tree");
+        let directory = tempfile::tempdir().unwrap();
+        let order =
+            Order { script: script.to_owned(), marker: marker.clone(), cancel_file: directory.path().join("cancel") };
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["tool::command_tree::server", "--exact", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let line = serde_json::to_string(&order).unwrap();
+        child.stdin.take().unwrap().write_all(line.as_bytes()).unwrap();
+        Self { child, marker, directory }
+    }
+
+    fn cancel_file(&self) -> PathBuf {
+        self.directory.path().join("cancel")
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+#[tokio::test]
+#[ignore = "the process that other tests start and kill; takes its orders from standard input"]
+async fn server() {
+    let order: Order = serde_json::from_reader(std::io::stdin().lock()).unwrap();
+    let mut bench = Bench::new(script(&order.script));
+    bench.ctx.call_id = order.marker;
+    let exists = |path: &Path| path.exists();
+    let cancel = async {
+        until("the order to cancel", || exists(&order.cancel_file)).await;
+        bench.ctx.cancel.cancel();
+        std::fs::remove_file(&order.cancel_file).unwrap();
+    };
+    let (result, ()) = tokio::join!(bench.run(), cancel);
+    panic!("the server was to be killed during the call: {result:?}");
+}

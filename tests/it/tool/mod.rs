@@ -1,0 +1,5 @@
+//! Tests of the tools.
+
+mod command;
+mod command_tree;
+mod support;
