@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 mod capture;
 pub mod command;
+mod process;
 mod session;
 pub mod supervise;
 pub mod workspace;

@@ -29,12 +29,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
     DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getpid, getppid, pidfd_open,
-    pidfd_send_signal, set_child_subreaper, set_dumpable_behavior, set_parent_process_death_signal, setrlimit, setsid,
-    umask, wait,
+    set_child_subreaper, set_dumpable_behavior, set_parent_process_death_signal, setrlimit, setsid, umask, wait,
 };
 use rustix::thread::set_no_new_privs;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+
+use super::process::{process_table, signal_descendants};
 
 /// The first argument that makes the program a supervisor; then follow the working directory, the program,
 /// and its arguments.
@@ -203,7 +204,7 @@ fn follow(control: &UnixStream, tree: &mut Tree) -> Result<usize, SuperviseError
     while tree.reap()? {
         let limit = match phase {
             Phase::Running if tree.status.is_some() => {
-                left_behind = signal_descendants(Signal::TERM)?;
+                left_behind = signal_descendants(Signal::TERM).map_err(system("reading /proc"))?;
                 phase = end_politely()?;
                 LOOK
             }
@@ -221,7 +222,7 @@ fn follow(control: &UnixStream, tree: &mut Tree) -> Result<usize, SuperviseError
         match (wait_for_word(control, leader_end, limit)?, &phase) {
             (Word::Gone, _) => break,
             (Word::Stop, Phase::Running) => {
-                signal_descendants(Signal::TERM)?;
+                signal_descendants(Signal::TERM).map_err(system("reading /proc"))?;
                 phase = end_politely()?;
             }
             (Word::Stop, Phase::Ending { .. }) | (Word::Nothing, _) => {}
@@ -232,7 +233,7 @@ fn follow(control: &UnixStream, tree: &mut Tree) -> Result<usize, SuperviseError
 
 /// After SIGTERM went out: wakes whoever is stopped, so that they can take it, and starts the grace time.
 fn end_politely() -> Result<Phase, SuperviseError> {
-    signal_descendants(Signal::CONT)?;
+    signal_descendants(Signal::CONT).map_err(system("reading /proc"))?;
     Ok(Phase::Ending { kill_at: Instant::now() + GRACE })
 }
 
@@ -253,11 +254,10 @@ fn prepare_supervisor() -> Result<(), SuperviseError> {
     // What the server itself inherited without close-on-exec ends here.
     close_fds::set_fds_cloexec(3, &[]);
     // Without a process table nothing could be ended, so nothing may start.
-    process_table().map(drop)
+    process_table().map(drop).map_err(system("reading /proc"))
 }
 
-/// Starts the process that becomes the command. The pipe tells why it could not; it is empty when it could.
-#[expect(clippy::zombie_processes, reason = "Tree::reap waits for it, together with every orphan")]
+/// Starts the process that becomes the command; [`Tree::reap`] waits for it. The pipe tells why it could not; it is empty when it could.
 fn start(request: &[OsString]) -> Result<(Pid, PipeReader), SuperviseError> {
     let (ours, theirs) = io::pipe().map_err(system("making a pipe"))?;
     let child = Command::new(THIS_PROGRAM)
@@ -368,83 +368,6 @@ impl Tree {
     }
 }
 
-/// A row of the process table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
-    pid: i32,
-    parent: i32,
-    is_dead: bool,
-    /// In clock ticks since boot; tells a process from an earlier one of the same number.
-    started: u64,
-}
-
-impl Process {
-    /// Reads `/proc/PID/stat`: the name stands in parentheses and may itself hold any byte.
-    /// Source: proc_pid_stat(5), fields 3 (state), 4 (ppid) and 22 (starttime).
-    fn parse(pid: i32, stat: &[u8]) -> Option<Self> {
-        let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
-        let mut fields = std::str::from_utf8(stat.get(after_name..)?).ok()?.split_ascii_whitespace();
-        let state = fields.next()?;
-        let parent = fields.next()?.parse().ok()?;
-        let started = fields.nth(17)?.parse().ok()?;
-        Some(Self { pid, parent, is_dead: matches!(state, "Z" | "X"), started })
-    }
-
-    /// The process with this number, if there is one.
-    fn find(pid: i32) -> Option<Self> {
-        // A process may end between two looks; that is no error.
-        Self::parse(pid, &std::fs::read(format!("/proc/{pid}/stat")).ok()?)
-    }
-}
-
-/// Sends a signal to every living descendant and returns to how many. Processes that start meanwhile are missed:
-/// callers repeat until nobody is left.
-fn signal_descendants(signal: Signal) -> Result<usize, SuperviseError> {
-    let mut reached = 0;
-    for process in descendants(&process_table()?, getpid().as_raw_nonzero().get()) {
-        if !process.is_dead && send(process, signal) {
-            reached += 1;
-        }
-    }
-    Ok(reached)
-}
-
-/// Every process that can be seen.
-fn process_table() -> Result<Vec<Process>, SuperviseError> {
-    let mut table = Vec::new();
-    for entry in std::fs::read_dir("/proc").map_err(system("reading /proc"))? {
-        let name = entry.map_err(system("reading /proc"))?.file_name();
-        let pid = name.to_str().and_then(|name| name.parse().ok());
-        table.extend(pid.and_then(Process::find));
-    }
-    Ok(table)
-}
-
-/// Everybody below `root`, parents before children.
-fn descendants(table: &[Process], root: i32) -> Vec<Process> {
-    let mut children = std::collections::HashMap::<i32, Vec<Process>>::new();
-    for process in table {
-        children.entry(process.parent).or_default().push(*process);
-    }
-    let mut found = children.remove(&root).unwrap_or_default();
-    let mut next = 0;
-    while let Some(process) = found.get(next) {
-        let below = children.remove(&process.pid).unwrap_or_default();
-        found.extend(below);
-        next += 1;
-    }
-    found
-}
-
-/// Signals exactly this process: its number may have gone to another one, so it is pinned, looked at again, and
-/// then signalled. Returns whether the signal was sent.
-fn send(process: Process, signal: Signal) -> bool {
-    let Some(pid) = Pid::from_raw(process.pid) else { return false };
-    let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
-    let is_same = Process::find(process.pid).is_some_and(|now| now.started == process.started);
-    is_same && pidfd_send_signal(pinned, signal).is_ok()
-}
-
 /// Why a process could not become the command. The supervisor passes the text on.
 #[derive(Debug, thiserror::Error)]
 enum ExecError {
@@ -517,29 +440,6 @@ fn exec_error(program: &OsStr, source: io::Error) -> ExecError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn process(pid: i32, parent: i32) -> Process {
-        Process { pid, parent, is_dead: false, started: 1 }
-    }
-
-    #[test]
-    fn stat_is_read_past_any_name() {
-        let stat = b"7 (a) S 9 (b) Z 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 2 3";
-        assert_eq!(Process::parse(7, stat), Some(Process { pid: 7, parent: 3, is_dead: true, started: 12345 }));
-        for bad in [b"".as_slice(), b"7 (a", b"7 (a) S", b"7 (a) S x", b"7 (\xff) S 3 7"] {
-            assert_eq!(Process::parse(7, bad), None, "{bad:?}");
-        }
-        let own = Process::find(std::process::id().cast_signed()).unwrap();
-        assert_eq!(Some(own.parent), getppid().map(|pid| pid.as_raw_nonzero().get()));
-    }
-
-    #[test]
-    fn descendants_are_found_at_any_depth_and_no_one_else() {
-        let table = [process(5, 4), process(2, 1), process(3, 2), process(9, 1), process(4, 3), process(6, 2)];
-        let pids: Vec<i32> = descendants(&table, 2).iter().map(|process| process.pid).collect();
-        assert_eq!(pids, [3, 6, 4, 5]);
-        assert_eq!(descendants(&table, 7), []);
-    }
 
     #[test]
     fn other_arguments_are_left_alone() {

@@ -1,0 +1,111 @@
+//! The process table of the system: finds everybody below this process, and signals them.
+
+use std::collections::HashMap;
+use std::io;
+
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+/// A row of the process table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Process {
+    pid: i32,
+    parent: i32,
+    is_dead: bool,
+    /// In clock ticks since boot; tells a process from an earlier one of the same number.
+    started: u64,
+}
+
+impl Process {
+    /// Reads `/proc/PID/stat`: the name stands in parentheses and may itself hold any byte.
+    /// Source: proc_pid_stat(5), fields 3 (state), 4 (ppid) and 22 (starttime).
+    fn parse(pid: i32, stat: &[u8]) -> Option<Self> {
+        let after_name = stat.iter().rposition(|&byte| byte == b')')? + 1;
+        let mut fields = std::str::from_utf8(stat.get(after_name..)?).ok()?.split_ascii_whitespace();
+        let state = fields.next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let started = fields.nth(17)?.parse().ok()?;
+        Some(Self { pid, parent, is_dead: matches!(state, "Z" | "X"), started })
+    }
+
+    /// The process with this number, if there is one.
+    fn find(pid: i32) -> Option<Self> {
+        // A process may end between two looks; that is no error.
+        Self::parse(pid, &std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+}
+
+/// Sends a signal to every living descendant and returns to how many. Processes that start meanwhile are missed:
+/// callers repeat until nobody is left.
+pub(super) fn signal_descendants(signal: Signal) -> io::Result<usize> {
+    let mut reached = 0;
+    for process in descendants(&process_table()?, getpid().as_raw_nonzero().get()) {
+        if !process.is_dead && send(process, signal) {
+            reached += 1;
+        }
+    }
+    Ok(reached)
+}
+
+/// Every process that can be seen.
+pub(super) fn process_table() -> io::Result<Vec<Process>> {
+    let mut table = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok());
+        table.extend(pid.and_then(Process::find));
+    }
+    Ok(table)
+}
+
+/// Everybody below `root`, parents before children.
+fn descendants(table: &[Process], root: i32) -> Vec<Process> {
+    let mut children = HashMap::<i32, Vec<Process>>::new();
+    for process in table {
+        children.entry(process.parent).or_default().push(*process);
+    }
+    let mut found = children.remove(&root).unwrap_or_default();
+    let mut next = 0;
+    while let Some(process) = found.get(next) {
+        let below = children.remove(&process.pid).unwrap_or_default();
+        found.extend(below);
+        next += 1;
+    }
+    found
+}
+
+/// Signals exactly this process: its number may have gone to another one, so it is pinned, looked at again, and
+/// then signalled. Returns whether the signal was sent.
+fn send(process: Process, signal: Signal) -> bool {
+    let Some(pid) = Pid::from_raw(process.pid) else { return false };
+    let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
+    let is_same = Process::find(process.pid).is_some_and(|now| now.started == process.started);
+    is_same && pidfd_send_signal(pinned, signal).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32) -> Process {
+        Process { pid, parent, is_dead: false, started: 1 }
+    }
+
+    #[test]
+    fn stat_is_read_past_any_name() {
+        let stat = b"7 (a) S 9 (b) Z 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 2 3";
+        assert_eq!(Process::parse(7, stat), Some(Process { pid: 7, parent: 3, is_dead: true, started: 12345 }));
+        for bad in [b"".as_slice(), b"7 (a", b"7 (a) S", b"7 (a) S x", b"7 (\xff) S 3 7"] {
+            assert_eq!(Process::parse(7, bad), None, "{bad:?}");
+        }
+        let own = Process::find(std::process::id().cast_signed()).unwrap();
+        assert_eq!(Some(own.parent), rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()));
+    }
+
+    #[test]
+    fn descendants_are_found_at_any_depth_and_no_one_else() {
+        let table = [process(5, 4), process(2, 1), process(3, 2), process(9, 1), process(4, 3), process(6, 2)];
+        let pids: Vec<i32> = descendants(&table, 2).iter().map(|process| process.pid).collect();
+        assert_eq!(pids, [3, 6, 4, 5]);
+        assert_eq!(descendants(&table, 7), []);
+    }
+}
