@@ -111,7 +111,7 @@ pub(super) enum Report {
 /// Why a supervisor could not do its work.
 #[derive(Debug, thiserror::Error)]
 enum SuperviseError {
-    #[error("`{THIS_ARGUMENT}` needs a working directory and a program; this argument is for hames itself", THIS_ARGUMENT = SUPERVISE)]
+    #[error("`{SUPERVISE}` needs a working directory and a program; this argument is for hames itself")]
     Arguments,
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },

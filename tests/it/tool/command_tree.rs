@@ -9,7 +9,7 @@ use hames::config::CommandConfig;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::support::{Bench, Sweep, failure, marked, script, until};
+use super::support::{Bench, Sweep, failure, marked, preset, unique, until};
 
 /// Forty children and ten grandchildren that have left the session by a double fork. All ignore SIGTERM.
 const TREE: &str = "trap '' TERM; i=0
@@ -22,6 +22,14 @@ const TREE_SIZE: usize = 40 + 10 + 1 + 1;
 
 /// From the wish to the last process gone.
 const BOUND: Duration = Duration::from_secs(1);
+
+/// A call of the script. Its arguments carry the marker too: the environment of a supervisor is hidden from
+/// everybody but root.
+fn bench(script: &str, marker: &str, timeout_ms: u64) -> Bench {
+    let mut bench = Bench::new(CommandConfig { timeout_ms, ..preset("sh", &["-c", script, marker]) });
+    bench.ctx.call_id = marker.to_owned();
+    bench
+}
 
 async fn grown(marker: &str) {
     let is_sleeper = |pid: &i32| {
@@ -41,8 +49,8 @@ async fn gone(marker: &str, since: Instant) {
 
 #[tokio::test]
 async fn cancel_ends_the_tree() {
-    let bench = Bench::new(script(TREE));
-    let sweep = Sweep(bench.ctx.call_id.clone());
+    let sweep = Sweep(unique("tree"));
+    let bench = bench(TREE, &sweep.0, 60_000);
     let cancel = async {
         grown(&sweep.0).await;
         bench.ctx.cancel.cancel();
@@ -58,8 +66,8 @@ async fn cancel_ends_the_tree() {
 
 #[tokio::test]
 async fn timeout_ends_the_tree() {
-    let bench = Bench::new(CommandConfig { timeout_ms: 3_000, ..script(TREE) });
-    let sweep = Sweep(bench.ctx.call_id.clone());
+    let sweep = Sweep(unique("tree"));
+    let bench = bench(TREE, &sweep.0, 3_000);
     let mut call = std::pin::pin!(bench.run());
     tokio::select! {
         result = &mut call => panic!("ended before the tree had grown: {result:?}"),
@@ -73,8 +81,8 @@ async fn timeout_ends_the_tree() {
 
 #[tokio::test]
 async fn dropping_the_call_ends_the_tree() {
-    let bench = Bench::new(script(TREE));
-    let sweep = Sweep(bench.ctx.call_id.clone());
+    let sweep = Sweep(unique("tree"));
+    let bench = bench(TREE, &sweep.0, 60_000);
     tokio::select! {
         result = bench.run() => panic!("ended before it was dropped: {result:?}"),
         () = grown(&sweep.0) => {}
@@ -84,8 +92,8 @@ async fn dropping_the_call_ends_the_tree() {
 
 #[tokio::test]
 async fn the_end_of_the_command_ends_the_tree() {
-    let bench = Bench::new(script(&TREE.replace("wait; sleep 1000", "while [ ! -e go ]; do :; done")));
-    let sweep = Sweep(bench.ctx.call_id.clone());
+    let sweep = Sweep(unique("tree"));
+    let bench = bench(&TREE.replace("wait; sleep 1000", "while [ ! -e go ]; do :; done"), &sweep.0, 60_000);
     let end = async {
         grown(&sweep.0).await;
         std::fs::write(bench.directory.path().join("go"), "").unwrap();
@@ -133,7 +141,7 @@ struct Server {
 
 impl Server {
     fn start(script: &str) -> Self {
-        let marker = super::support::unique("tree");
+        let marker = unique("tree");
         let directory = tempfile::tempdir().unwrap();
         let order =
             Order { script: script.to_owned(), marker: marker.clone(), cancel_file: directory.path().join("cancel") };
@@ -162,8 +170,7 @@ impl Server {
 #[ignore = "the process that other tests start and kill; takes its orders from standard input"]
 async fn server() {
     let order: Order = serde_json::from_reader(std::io::stdin().lock()).unwrap();
-    let mut bench = Bench::new(script(&order.script));
-    bench.ctx.call_id = order.marker;
+    let bench = bench(&order.script, &order.marker, 60_000);
     let exists = |path: &Path| path.exists();
     let cancel = async {
         until("the order to cancel", || exists(&order.cancel_file)).await;
