@@ -1,5 +1,11 @@
 //! Settings: plain data, defaults, and what each key means. `load` fills them from a file and the environment.
 
+mod builtin;
+mod check;
+mod env;
+mod load;
+mod problem;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,6 +14,11 @@ use secrecy::SecretString;
 use serde::Deserialize;
 
 use crate::domain::{Effect, ModelRef};
+
+pub use builtin::{DEMO, DEMO_FILES, DEMO_SCRIPT};
+pub use env::Env;
+pub use load::load;
+pub use problem::{Origin, Problem, Problems};
 
 /// Everything that can be configured.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -242,6 +253,13 @@ pub struct WorkspaceConfig {
     /// Most files and directories it may hold before writes of new files are refused.
     #[serde(default = "default_max_files")]
     pub max_files: u64,
+}
+
+impl WorkspaceConfig {
+    /// A directory that tools read and do not change.
+    pub const fn at(path: PathBuf) -> Self {
+        Self { path, writable: false, max_file_bytes: default_max_file_bytes(), max_files: default_max_files() }
+    }
 }
 
 const fn default_max_file_bytes() -> u64 {

@@ -1,0 +1,373 @@
+//! The checks that look across keys, or at the machine: names that refer, numbers in range, files that exist.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use reqwest::Url;
+use secrecy::SecretString;
+use tracing_subscriber::EnvFilter;
+
+use super::load::{Broken, Sources};
+use super::problem::{Problem, meant};
+use super::{AgentConfig, CommandConfig, Config, Env, ProviderConfig, ProviderKind, WorkspaceConfig, builtin};
+use crate::domain::ModelRef;
+
+/// Longest time that can be set: 30 days. Clocks overflow far beyond it.
+const MAX_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
+
+/// Checks the settings and fills in the provider keys from the environment.
+pub(super) fn check(config: &mut Config, env: &Env, sources: &Sources, broken: &Broken, problems: &mut Vec<Problem>) {
+    let mut checker = Checker { env, sources, broken, problems };
+    checker.sections(config);
+    for (name, provider) in &mut config.providers {
+        checker.provider(name, provider);
+    }
+    for (name, workspace) in &config.workspaces {
+        checker.workspace(name, workspace);
+    }
+    for (name, command) in &config.commands {
+        checker.command(name, command, &config.providers);
+    }
+    for (name, agent) in &config.agents {
+        checker.agent(name, agent, config);
+    }
+    checker.default_agent(config);
+}
+
+struct Checker<'a> {
+    env: &'a Env,
+    sources: &'a Sources,
+    broken: &'a Broken,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Checker<'_> {
+    fn problem(&mut self, path: &[&str], message: impl Into<String>) {
+        self.problems.push(Problem { origin: self.sources.origin(path), key: path.join("."), message: message.into() });
+    }
+
+    /// A count that has to be at least one.
+    fn positive(&mut self, path: &[&str], value: u64) {
+        if value == 0 {
+            self.problem(path, "is 0; expected at least 1");
+        }
+    }
+
+    /// A time of at least one millisecond and at most 30 days.
+    fn time(&mut self, path: &[&str], millis: u64) {
+        if millis == 0 || millis > MAX_MS {
+            self.problem(path, format!("is {millis}; expected milliseconds from 1 to {MAX_MS} (30 days)"));
+        }
+    }
+
+    fn sections(&mut self, config: &Config) {
+        let Config { server, store, run, limits, log, providers: _, agents: _, workspaces: _, commands: _ } = config;
+        if !server.bind.ip().is_loopback() {
+            let message = format!(
+                "{} can be reached from other machines, and there are no API keys yet that would protect it; use a \
+                 loopback address such as 127.0.0.1:{}",
+                server.bind,
+                server.bind.port()
+            );
+            self.problem(&["server", "bind"], message);
+        }
+        self.positive(&["server", "max_body_bytes"], as_u64(server.max_body_bytes));
+        self.positive(&["server", "max_connections"], as_u64(server.max_connections));
+        self.time(&["server", "header_timeout_ms"], server.header_timeout_ms);
+        self.time(&["server", "body_timeout_ms"], server.body_timeout_ms);
+        self.time(&["server", "write_timeout_ms"], server.write_timeout_ms);
+        self.time(&["server", "keep_alive_ms"], server.keep_alive_ms);
+        match store.url.split_once(':') {
+            Some(("sqlite", path)) if !path.is_empty() && !path.contains(":memory:") => {}
+            Some(("sqlite", _)) => self.problem(&["store", "url"], "names no file; expected `sqlite:PATH`"),
+            // The value is not repeated: database addresses often hold a password.
+            Some(_) | None => self.problem(&["store", "url"], "is not a SQLite database; expected `sqlite:PATH`"),
+        }
+        self.positive(&["run", "max_concurrent"], as_u64(run.max_concurrent));
+        self.positive(&["run", "max_queued"], as_u64(run.max_queued));
+        self.time(&["run", "drain_ms"], run.drain_ms);
+        if run.repeat_limit < 2 {
+            let message = format!("is {}; expected at least 2, since one call repeats nothing", run.repeat_limit);
+            self.problem(&["run", "repeat_limit"], message);
+        }
+        if run.scratch_dir.as_os_str().is_empty() {
+            self.problem(&["run", "scratch_dir"], "is empty; expected a directory, which is made when it is missing");
+        }
+        self.positive(&["limits", "max_steps"], limits.max_steps.into());
+        self.positive(&["limits", "max_tool_calls"], limits.max_tool_calls.into());
+        self.positive(&["limits", "max_tokens"], limits.max_tokens);
+        self.time(&["limits", "timeout_ms"], limits.timeout_ms);
+        self.time(&["limits", "model_timeout_ms"], limits.model_timeout_ms);
+        self.time(&["limits", "tool_timeout_ms"], limits.tool_timeout_ms);
+        self.positive(&["limits", "max_tool_result_chars"], as_u64(limits.max_tool_result_chars));
+        if !is_log_level(&log.level) {
+            let message = format!(
+                "{:?} is not a level; expected error, warn, info, debug or trace, or directives such as \
+                 `info,hames::run=debug`",
+                log.level
+            );
+            self.problem(&["log", "level"], message);
+        }
+    }
+
+    fn provider(&mut self, name: &str, provider: &mut ProviderConfig) {
+        self.name(&["providers", name], name);
+        match provider.kind {
+            ProviderKind::OpenaiChat => {
+                match &provider.base_url {
+                    Some(url) => self.base_url(name, url),
+                    None => {
+                        let message = "is required and missing; the address with its version, such as \
+                                       http://127.0.0.1:8000/v1";
+                        self.problem(&["providers", name, "base_url"], message);
+                    }
+                }
+                if provider.script.is_some() {
+                    let message = "does not apply to kind `openai_chat`; take it out, or set kind = \"scripted\"";
+                    self.problem(&["providers", name, "script"], message);
+                }
+            }
+            ProviderKind::Scripted => {
+                for (key, given) in [
+                    ("base_url", provider.base_url.is_some()),
+                    ("api_key_env", provider.api_key_env.is_some()),
+                    ("reasoning_field", provider.reasoning_field.is_some()),
+                ] {
+                    if given {
+                        let message = "does not apply to kind `scripted`, which plays a file; take it out";
+                        self.problem(&["providers", name, key], message);
+                    }
+                }
+                match &provider.script {
+                    Some(script) => self.file(&["providers", name, "script"], script),
+                    None if name == builtin::DEMO => {}
+                    None => {
+                        let message = "is required and missing; the path of the JSON file to play";
+                        self.problem(&["providers", name, "script"], message);
+                    }
+                }
+            }
+        }
+        if let Some(variable) = &provider.api_key_env {
+            provider.api_key = self.api_key(name, variable);
+        }
+        for (index, model) in provider.models.iter().enumerate() {
+            if model.is_empty() {
+                self.problem(&["providers", name, "models", &index.to_string()], "is empty; expected a model's name");
+            }
+        }
+        self.unique(&["providers", name, "models"], provider.models.iter().cloned());
+        self.positive(&["providers", name, "context_window"], provider.context_window);
+        if let Some(most) = provider.max_output_tokens {
+            if most == 0 || u64::from(most) >= provider.context_window {
+                let message = format!(
+                    "is {most}; expected at least 1 and less than context_window ({})",
+                    provider.context_window
+                );
+                self.problem(&["providers", name, "max_output_tokens"], message);
+            }
+        }
+        self.time(&["providers", name, "connect_timeout_ms"], provider.connect_timeout_ms);
+        self.time(&["providers", name, "idle_timeout_ms"], provider.idle_timeout_ms);
+        if provider.max_retries > 20 {
+            let message = format!("is {}; expected at most 20", provider.max_retries);
+            self.problem(&["providers", name, "max_retries"], message);
+        }
+        const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_details"];
+        if let Some(field) = &provider.reasoning_field {
+            if !REASONING_FIELDS.contains(&field.as_str()) {
+                let message = format!("{field:?} is not a known field; {}", meant(field, REASONING_FIELDS));
+                self.problem(&["providers", name, "reasoning_field"], message);
+            }
+        }
+    }
+
+    /// The address is never repeated in a message: it may hold a key.
+    fn base_url(&mut self, name: &str, text: &str) {
+        let message = match Url::parse(text) {
+            Err(error) => format!("is not a URL ({error}); expected one such as http://127.0.0.1:8000/v1"),
+            Ok(url) if !matches!(url.scheme(), "http" | "https") => {
+                format!("has the scheme `{}`; expected http or https", url.scheme())
+            }
+            Ok(url) if !url.username().is_empty() || url.password().is_some() => {
+                "holds a user name or password; use api_key_env for keys".to_owned()
+            }
+            Ok(url) if url.query().is_some() || url.fragment().is_some() => {
+                "has a query or fragment; expected the plain address with its version".to_owned()
+            }
+            Ok(url) if url.path().trim_end_matches('/').ends_with("/chat/completions") => {
+                "ends in /chat/completions, which is added to it; end it with the version, such as /v1".to_owned()
+            }
+            Ok(_) => return,
+        };
+        self.problem(&["providers", name, "base_url"], message);
+    }
+
+    fn api_key(&mut self, name: &str, variable: &str) -> Option<SecretString> {
+        let value = self.env.get(variable).filter(|value| !value.is_empty());
+        let message = match value.map(|value| value.to_str()) {
+            None => format!(
+                "names the variable {variable:?}, which is not set; set it, or take this key out when the provider \
+                 wants none"
+            ),
+            Some(Some(key)) if key.bytes().all(|byte| byte.is_ascii_graphic()) => return Some(SecretString::from(key)),
+            Some(Some(_) | None) => format!(
+                "names the variable {variable:?}, which holds white space or other characters that no key has (a line \
+                 end, perhaps)"
+            ),
+        };
+        self.problem(&["providers", name, "api_key_env"], message);
+        None
+    }
+
+    fn workspace(&mut self, name: &str, workspace: &WorkspaceConfig) {
+        self.name(&["workspaces", name], name);
+        let path = &workspace.path;
+        let message = match path.metadata() {
+            Ok(metadata) if metadata.is_dir() => None,
+            Ok(_) => Some(format!("{} is not a directory", path.display())),
+            Err(error) => Some(format!("{} cannot be used: {error}; expected a directory that exists", path.display())),
+        };
+        if let Some(message) = message {
+            self.problem(&["workspaces", name, "path"], message);
+        }
+        self.positive(&["workspaces", name, "max_file_bytes"], workspace.max_file_bytes);
+        self.positive(&["workspaces", name, "max_files"], workspace.max_files);
+    }
+
+    fn command(
+        &mut self,
+        name: &str,
+        command: &CommandConfig,
+        providers: &std::collections::BTreeMap<String, ProviderConfig>,
+    ) {
+        self.name(&["commands", name], name);
+        if command.executable.as_os_str().is_empty() {
+            self.problem(&["commands", name, "executable"], "is empty; expected a path, or a name to look up in PATH");
+        }
+        for (index, arg) in command.args.iter().enumerate() {
+            if arg.contains('\0') {
+                self.problem(&["commands", name, "args", &index.to_string()], "holds a NUL, which no argument can");
+            }
+        }
+        self.time(&["commands", name, "timeout_ms"], command.timeout_ms);
+        self.positive(&["commands", name, "max_output_bytes"], as_u64(command.max_output_bytes));
+        for (index, variable) in command.env.iter().enumerate() {
+            let index = index.to_string();
+            let path = ["commands", name, "env", &index];
+            if variable.is_empty() || variable.contains(['=', '\0']) {
+                self.problem(&path, format!("{variable:?} is not the name of a variable"));
+            }
+            let owner = providers.iter().find(|(_, provider)| provider.api_key_env.as_ref() == Some(variable));
+            if let Some((provider, _)) = owner {
+                let message = format!("{variable} holds the key of provider `{provider}`; commands never get it");
+                self.problem(&path, message);
+            }
+        }
+        self.unique(&["commands", name, "env"], command.env.iter().cloned());
+    }
+
+    fn agent(&mut self, name: &str, agent: &AgentConfig, config: &Config) {
+        self.name(&["agents", name], name);
+        self.model(&["agents", name, "model"], &agent.model, config);
+        for (index, model) in agent.models.iter().enumerate() {
+            self.model(&["agents", name, "models", &index.to_string()], model, config);
+        }
+        self.unique(&["agents", name, "models"], agent.models.iter().map(ModelRef::to_string));
+        for (index, pattern) in agent.tools.iter().enumerate() {
+            if !is_tool_pattern(pattern) {
+                let message = format!(
+                    "{pattern:?} is neither a tool nor a pattern; expected 1 to 128 of A-Z a-z 0-9 _ - . / and *, \
+                     starting with a letter or *"
+                );
+                self.problem(&["agents", name, "tools", &index.to_string()], message);
+            }
+        }
+        self.unique(&["agents", name, "tools"], agent.tools.iter().cloned());
+        if let Some(workspace) = &agent.workspace {
+            self.workspace_name(&["agents", name, "workspace"], workspace, config);
+        }
+        for (index, workspace) in agent.workspaces.iter().enumerate() {
+            self.workspace_name(&["agents", name, "workspaces", &index.to_string()], workspace, config);
+        }
+        self.unique(&["agents", name, "workspaces"], agent.workspaces.iter().cloned());
+    }
+
+    fn default_agent(&mut self, config: &Config) {
+        if config.agents.is_empty() && !self.broken.iter().any(|(section, _)| section == "agents") {
+            let message = "there is none; add an [agents.NAME] section with a `model`";
+            self.problem(&["agents"], message);
+            return;
+        }
+        let name = &config.run.default_agent;
+        let given = self.sources.has(&["run", "default_agent"]);
+        if given && !config.agents.contains_key(name) && !self.is_broken("agents", name) {
+            let message = format!("no agent `{name}`; {}", meant(name, config.agents.keys().map(String::as_str)));
+            self.problem(&["run", "default_agent"], message);
+        }
+    }
+
+    fn model(&mut self, path: &[&str], model: &ModelRef, config: &Config) {
+        let name = &model.provider;
+        if !config.providers.contains_key(name) && !self.is_broken("providers", name) {
+            let known = meant(name, config.providers.keys().map(String::as_str));
+            self.problem(path, format!("`{model}` names the provider `{name}`, which does not exist; {known}"));
+        }
+    }
+
+    fn workspace_name(&mut self, path: &[&str], name: &str, config: &Config) {
+        if !config.workspaces.contains_key(name) && !self.is_broken("workspaces", name) {
+            let known = meant(name, config.workspaces.keys().map(String::as_str));
+            self.problem(path, format!("no workspace `{name}`; {known}"));
+        }
+    }
+
+    fn is_broken(&self, section: &str, name: &str) -> bool {
+        self.broken.contains(&(section.to_owned(), name.to_owned()))
+    }
+
+    fn name(&mut self, path: &[&str], name: &str) {
+        let valid = name.len() <= 64
+            && name.starts_with(|c: char| c.is_ascii_alphabetic())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+        if !valid {
+            let message = "is not a name; expected 1 to 64 of A-Z a-z 0-9 _ - starting with a letter";
+            self.problem(path, message);
+        }
+    }
+
+    fn file(&mut self, path: &[&str], file: &Path) {
+        match file.metadata() {
+            Ok(metadata) if metadata.is_file() => {}
+            Ok(_) => self.problem(path, format!("{} is not a file", file.display())),
+            Err(error) => self.problem(path, format!("{} cannot be read: {error}", file.display())),
+        }
+    }
+
+    fn unique(&mut self, path: &[&str], items: impl Iterator<Item = String>) {
+        let mut seen = BTreeSet::new();
+        for item in items {
+            if seen.contains(&item) {
+                self.problem(path, format!("lists `{item}` twice"));
+            }
+            seen.insert(item);
+        }
+    }
+}
+
+fn as_u64(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+fn is_tool_pattern(text: &str) -> bool {
+    text.len() <= 128
+        && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '*')
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-./*".contains(&byte))
+}
+
+/// The filter's own parser takes any word for a target; a misspelt level must not silence the log.
+fn is_log_level(text: &str) -> bool {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let plain = |directive: &str| directive.contains('=') || LEVELS.contains(&directive.trim());
+    !text.is_empty() && text.split(',').all(plain) && EnvFilter::try_new(text).is_ok()
+}

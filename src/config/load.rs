@@ -1,0 +1,307 @@
+//! Fills the settings: defaults, then a TOML file, then `HAMES_SECTION__KEY` variables, then the checks. Every
+//! problem is found in one go, each with its place.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use figment::error::{Actual, Kind};
+use figment::providers::{Format, Toml};
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+
+use super::env::{Env, PREFIX, SEPARATOR};
+use super::problem::{Origin, Problem, Problems, meant};
+use super::{Config, builtin, check};
+
+/// Loads the settings. Without a file there are built-in providers and agents: see [`builtin`].
+///
+/// Relative paths in the settings are relative to the working directory.
+pub fn load(file: Option<&Path>, env: &Env) -> Result<Config, Problems> {
+    let mut problems = Vec::new();
+    let mut sources = Sources::read(file, env, &mut problems);
+    if problems.iter().any(|problem| problem.key.is_empty()) {
+        // Without the file, everything it defines would seem to be missing.
+        return Err(Problems(problems));
+    }
+    let (config, broken) = sources.deserialize(&mut problems);
+    let Some(mut config) = config else { return Err(Problems(problems)) };
+    if file.is_none() {
+        builtin::fill(&mut config, env);
+    }
+    check::check(&mut config, env, &sources, &broken, &mut problems);
+    if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
+}
+
+/// The entries (`providers.local`) that could not be read: what refers to them is not wrong for that.
+pub(super) type Broken = BTreeSet<(String, String)>;
+
+/// The merged settings, each value knowing where it comes from.
+pub(super) struct Sources {
+    figment: Figment,
+    merged: Value,
+    file: Option<PathBuf>,
+}
+
+const FILE: &str = "file";
+const ENVIRONMENT: &str = "environment";
+
+impl Sources {
+    fn read(file: Option<&Path>, env: &Env, problems: &mut Vec<Problem>) -> Self {
+        let mut figment = Figment::new();
+        if let Some(path) = file {
+            match read_file(path) {
+                Ok(values) => figment = figment.merge(Source { name: FILE, values }),
+                Err(message) => {
+                    problems.push(Problem { origin: Origin::File(path.to_owned()), key: String::new(), message });
+                }
+            }
+        }
+        figment = figment.merge(Source { name: ENVIRONMENT, values: read_environment(env, problems) });
+        let merged = match figment.data() {
+            Ok(mut profiles) => profiles.remove(&Profile::Default).unwrap_or_default(),
+            Err(error) => {
+                problems.push(Problem { origin: Origin::BuiltIn, key: String::new(), message: error.to_string() });
+                Dict::new()
+            }
+        };
+        Self { figment, merged: Value::from(merged), file: file.map(Path::to_owned) }
+    }
+
+    /// Whether a key was given.
+    pub(super) fn has(&self, path: &[&str]) -> bool {
+        find(&self.merged, path).1 == path.len()
+    }
+
+    /// Where a key was given; for a key that was not, where the section that lacks it was.
+    pub(super) fn origin(&self, path: &[&str]) -> Origin {
+        let (value, depth) = find(&self.merged, path);
+        let source = self.figment.get_metadata(value.tag()).map(|metadata| metadata.name.as_ref());
+        match (source, &self.file) {
+            (Some(ENVIRONMENT), _) => {
+                let given: Vec<_> = path.iter().take(depth).map(|key| key.to_ascii_uppercase()).collect();
+                Origin::Environment(format!("{PREFIX}{}", given.join(SEPARATOR)))
+            }
+            (Some(FILE), Some(file)) => Origin::File(file.clone()),
+            // The root, and what only the defaults have.
+            (Some(_) | None, Some(file)) if depth == 0 => Origin::File(file.clone()),
+            (Some(_) | None, _) => Origin::BuiltIn,
+        }
+    }
+
+    /// Reads the settings. What does not fit is noted and taken out, until the rest fits.
+    fn deserialize(&mut self, problems: &mut Vec<Problem>) -> (Option<Config>, Broken) {
+        let (mut noted, mut broken) = (BTreeSet::new(), Broken::new());
+        let mut taken_out: BTreeMap<Vec<String>, usize> = BTreeMap::new();
+        loop {
+            let error = match self.merged.deserialize::<Config>() {
+                Ok(config) => return (Some(config), broken),
+                Err(error) => error,
+            };
+            let path = error.path;
+            let borrowed: Vec<_> = path.iter().map(String::as_str).collect();
+            let mut place = path.clone();
+            if let Kind::MissingField(field) = &error.kind {
+                place.push(field.clone().into_owned());
+                if let [section, name, ..] = borrowed.as_slice() {
+                    broken.insert(((*section).to_owned(), (*name).to_owned()));
+                }
+            } else if matches!(error.kind, Kind::InvalidType(..)) && self.read_text_as_value(&borrowed) {
+                continue;
+            }
+            // An element of a list: those before it that did not fit are not there any more.
+            if let Some((last, list)) = path.split_last()
+                && let Ok(index) = last.parse::<usize>()
+            {
+                let gone = taken_out.entry(list.to_vec()).or_default();
+                if let Some(shown) = place.last_mut() {
+                    *shown = (index + *gone).to_string();
+                }
+                *gone += 1;
+            }
+            if !noted.contains(&place) {
+                problems.push(Problem {
+                    origin: self.origin(&borrowed),
+                    key: place.join("."),
+                    message: describe(&error.kind, &place),
+                });
+                noted.insert(place);
+            }
+            if !remove(&mut self.merged, &borrowed) {
+                return (None, broken);
+            }
+        }
+    }
+
+    /// Variables are text. One that has to be something else is read as a value (`8080`, `true`, `[a, b]`).
+    fn read_text_as_value(&mut self, path: &[&str]) -> bool {
+        if !matches!(self.origin(path), Origin::Environment(_)) {
+            return false;
+        }
+        let Some(slot) = find_mut(&mut self.merged, path) else { return false };
+        let Value::String(tag, text) = &*slot else { return false };
+        let Ok(value) = text.parse::<Value>();
+        *slot = match value {
+            Value::Num(_, number) => Value::Num(*tag, number),
+            Value::Bool(_, truth) => Value::Bool(*tag, truth),
+            Value::Array(_, items) => Value::Array(*tag, items),
+            Value::String(..) | Value::Char(..) | Value::Empty(..) | Value::Dict(..) => return false,
+        };
+        true
+    }
+}
+
+struct Source {
+    name: &'static str,
+    values: Dict,
+}
+
+impl Provider for Source {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.name)
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Map::from([(Profile::Default, self.values.clone())]))
+    }
+}
+
+fn read_file(path: &Path) -> Result<Dict, String> {
+    let text = fs::read_to_string(path).map_err(|error| format!("cannot be read: {error}"))?;
+    Toml::from_str::<Dict>(&text).map_err(|error| format!("is not valid TOML: {}", error.to_string().trim_end()))
+}
+
+fn read_environment(env: &Env, problems: &mut Vec<Problem>) -> Dict {
+    let mut root = Dict::new();
+    for (name, path, value) in env.settings() {
+        match value.to_str() {
+            Some(text) => insert(&mut root, &path, text),
+            None => problems.push(Problem {
+                origin: Origin::Environment(name.to_owned()),
+                key: path.join("."),
+                message: "is not valid UTF-8".to_owned(),
+            }),
+        }
+    }
+    root
+}
+
+fn insert(dict: &mut Dict, path: &[String], text: &str) {
+    match path {
+        [] => {}
+        [key] => {
+            dict.insert(key.clone(), Value::from(text));
+        }
+        [key, rest @ ..] => {
+            let slot = dict.entry(key.clone()).or_insert_with(|| Value::from(Dict::new()));
+            if !matches!(slot, Value::Dict(..)) {
+                *slot = Value::from(Dict::new());
+            }
+            if let Value::Dict(_, inner) = slot {
+                insert(inner, rest, text);
+            }
+        }
+    }
+}
+
+/// The deepest value on a path, and how many keys lead to it.
+fn find<'v>(root: &'v Value, path: &[&str]) -> (&'v Value, usize) {
+    let (mut value, mut depth) = (root, 0);
+    for key in path {
+        let next = match value {
+            Value::Dict(_, dict) => dict.get(*key),
+            Value::Array(_, items) => key.parse::<usize>().ok().and_then(|index| items.get(index)),
+            Value::String(..) | Value::Char(..) | Value::Bool(..) | Value::Num(..) | Value::Empty(..) => None,
+        };
+        let Some(next) = next else { break };
+        (value, depth) = (next, depth + 1);
+    }
+    (value, depth)
+}
+
+fn find_mut<'v>(root: &'v mut Value, path: &[&str]) -> Option<&'v mut Value> {
+    path.iter().try_fold(root, |value, key| match value {
+        Value::Dict(_, dict) => dict.get_mut(*key),
+        Value::Array(_, items) => key.parse::<usize>().ok().and_then(|index| items.get_mut(index)),
+        Value::String(..) | Value::Char(..) | Value::Bool(..) | Value::Num(..) | Value::Empty(..) => None,
+    })
+}
+
+fn remove(root: &mut Value, path: &[&str]) -> bool {
+    let Some((last, parent)) = path.split_last() else { return false };
+    match find_mut(root, parent) {
+        Some(Value::Dict(_, dict)) => dict.remove(*last).is_some(),
+        Some(Value::Array(_, items)) => match last.parse::<usize>() {
+            Ok(index) if index < items.len() => {
+                items.remove(index);
+                true
+            }
+            Ok(_) | Err(_) => false,
+        },
+        Some(Value::String(..) | Value::Char(..) | Value::Bool(..) | Value::Num(..) | Value::Empty(..)) | None => false,
+    }
+}
+
+fn describe(kind: &Kind, place: &[String]) -> String {
+    let key = place.last().map_or("", String::as_str);
+    match kind {
+        Kind::UnknownField(name, known) => format!("unknown key; {}", meant(name, known.iter().copied())),
+        Kind::MissingField(_) => "is required and missing".to_owned(),
+        Kind::UnknownVariant(value, known) => {
+            format!("`{value}` is not allowed; expected one of {}", known.join(", "))
+        }
+        Kind::InvalidType(found, expected) | Kind::InvalidValue(found, expected) => {
+            format!("expected {}, found {}", expectation(expected), finding(found))
+        }
+        Kind::Message(message) if key == "bind" => {
+            format!("{message}; expected ADDRESS:PORT such as 127.0.0.1:8080")
+        }
+        Kind::Message(message) => message.clone(),
+        Kind::InvalidLength(..)
+        | Kind::DuplicateField(_)
+        | Kind::ISizeOutOfRange(_)
+        | Kind::USizeOutOfRange(_)
+        | Kind::Unsupported(_)
+        | Kind::UnsupportedKey(..) => kind.to_string(),
+    }
+}
+
+fn expectation(expected: &str) -> String {
+    match expected {
+        "u16" => format!("a whole number from 0 to {}", u16::MAX),
+        "u32" => format!("a whole number from 0 to {}", u32::MAX),
+        "u64" | "usize" => "a whole number, zero or more".to_owned(),
+        "a boolean" => "true or false".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a map" => "a section".to_owned(),
+        other if other.starts_with("struct ") => "a section".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+fn finding(found: &Actual) -> String {
+    match found {
+        Actual::Bool(value) => value.to_string(),
+        Actual::Unsigned(value) => value.to_string(),
+        Actual::Signed(value) => value.to_string(),
+        Actual::Float(value) => value.to_string(),
+        Actual::Char(value) => format!("the text {:?}", value.to_string()),
+        Actual::Str(value) => format!("the text {value:?}"),
+        Actual::Seq => "a list".to_owned(),
+        Actual::Map => "a section".to_owned(),
+        Actual::Bytes(_)
+        | Actual::Unit
+        | Actual::Option
+        | Actual::NewtypeStruct
+        | Actual::Enum
+        | Actual::UnitVariant
+        | Actual::NewtypeVariant
+        | Actual::TupleVariant
+        | Actual::StructVariant
+        | Actual::Other(_) => found.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[path = "load_tests.rs"]
+mod tests;
