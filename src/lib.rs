@@ -8,6 +8,8 @@ pub mod agent;
 pub mod config;
 pub mod domain;
 pub mod provider;
+pub mod shutdown;
 pub mod store;
+pub mod telemetry;
 pub mod time;
 pub mod tool;

@@ -1,0 +1,198 @@
+//! Logs: records of `tracing` on standard error, as text or as JSON, and the names of their fields.
+//!
+//! What models, tools and callers write ends up in records. Control characters of theirs are shown, never sent to
+//! the terminal, and no line break of theirs starts a record.
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use tracing::Subscriber;
+use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _, Registry, fmt};
+
+use crate::config::{LogConfig, LogFormat};
+
+/// Names of fields, the same wherever they occur.
+pub mod field {
+    /// The address of a listener.
+    pub const ADDRESS: &str = "address";
+    /// What a panic said.
+    pub const PANIC: &str = "panic";
+    /// The id of a run.
+    pub const RUN: &str = "run";
+    /// The name of a signal.
+    pub const SIGNAL: &str = "signal";
+    /// The name of a long-lived task.
+    pub const TASK: &str = "task";
+    /// The names of several.
+    pub const TASKS: &str = "tasks";
+}
+
+/// Why logging cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// `log.level` is not a filter; checked settings have none such.
+    #[error("log.level is not a filter: {0}")]
+    Filter(#[from] ParseError),
+    /// Something else in the process took the global subscriber first.
+    #[error("logging was started twice: {0}")]
+    Started(#[from] tracing::subscriber::SetGlobalDefaultError),
+}
+
+/// Starts logging for the whole process, to standard error.
+pub fn start(config: &LogConfig) -> Result<(), TelemetryError> {
+    tracing::subscriber::set_global_default(subscriber(config, io::stderr)?)?;
+    Ok(())
+}
+
+/// What [`start`] starts, with another place to write to.
+pub fn subscriber<W>(config: &LogConfig, out: W) -> Result<impl Subscriber + Send + Sync + use<W>, TelemetryError>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let filter = EnvFilter::try_new(&config.level)?;
+    let writer = Printable { out, format: config.format };
+    let layer = match config.format {
+        LogFormat::Text => fmt::layer().with_ansi(false).with_writer(writer).boxed(),
+        LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(writer).boxed(),
+    };
+    Ok(Registry::default().with(filter).with(layer))
+}
+
+/// Whether a terminal or a reader could be misled by this character: C0 and C1 controls, delete, and the marks that
+/// reverse the direction of text.
+pub const fn is_unprintable(c: char) -> bool {
+    matches!(c, '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// The text with such characters written as `\u{1b}`, except those in `keep`.
+pub fn printable<'t>(text: &'t str, keep: &[char]) -> Cow<'t, str> {
+    escape(text, |c| !keep.contains(&c), |c| format!("\\u{{{:x}}}", u32::from(c)))
+}
+
+fn escape(text: &str, concerns: impl Fn(char) -> bool, spelling: impl Fn(char) -> String) -> Cow<'_, str> {
+    let shown = |c: char| is_unprintable(c) && concerns(c);
+    if !text.contains(shown) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if shown(c) {
+            out.push_str(&spelling(c));
+        } else {
+            out.push(c);
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Makes writers whose records are printable.
+struct Printable<W> {
+    out: W,
+    format: LogFormat,
+}
+
+impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Printable<W> {
+    type Writer = PrintableWriter<W::Writer>;
+
+    fn make_writer(&'w self) -> Self::Writer {
+        PrintableWriter { out: self.out.make_writer(), format: self.format }
+    }
+}
+
+/// Takes one whole record with each write, as the `fmt` layer gives them.
+struct PrintableWriter<W> {
+    out: W,
+    format: LogFormat,
+}
+
+impl<W: Write> Write for PrintableWriter<W> {
+    fn write(&mut self, record: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(record);
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        let mut shown = match self.format {
+            LogFormat::Text => printable(line, &[]),
+            LogFormat::Json => escape(line, |_| true, |c| format!("\\u{:04x}", u32::from(c))),
+        }
+        .into_owned();
+        shown.push('\n');
+        self.out.write_all(shown.as_bytes())?;
+        Ok(record.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(level: &str, format: LogFormat, log: impl FnOnce()) -> String {
+        let kept = Kept::default();
+        let config = LogConfig { level: level.to_owned(), format };
+        let writer = kept.clone();
+        tracing::subscriber::with_default(subscriber(&config, move || writer.clone()).unwrap(), log);
+        let bytes = kept.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    const HOSTILE: &str = "a\u{1b}[2Jb\r\nINFO forged\u{9b}c\u{7f}d\u{202e}e é 漢";
+
+    fn hostile() {
+        tracing::info!({ field::TASK } = HOSTILE, "{HOSTILE}");
+    }
+
+    #[test]
+    fn text_records_stay_on_their_line_and_hold_no_control_character() {
+        let text = logged("info", LogFormat::Text, hostile);
+        assert_eq!(text.matches('\n').count(), 1, "{text:?}");
+        assert!(text.ends_with('\n') && !text.trim_end_matches('\n').contains(is_unprintable), "{text:?}");
+        assert!(text.contains("é 漢") && text.contains("INFO forged"), "{text:?}");
+    }
+
+    #[test]
+    fn json_records_read_back_as_they_were() {
+        let text = logged("info", LogFormat::Json, hostile);
+        assert_eq!(text.matches('\n').count(), 1, "{text:?}");
+        assert!(!text.trim_end_matches('\n').contains(is_unprintable), "{text:?}");
+        let record: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&record["message"], &record["task"]), (&HOSTILE.into(), &HOSTILE.into()));
+    }
+
+    #[test]
+    fn the_level_decides_what_is_written() {
+        let log = || {
+            tracing::info!("seen");
+            tracing::debug!("hidden");
+        };
+        let text = logged("info", LogFormat::Text, log);
+        assert!(text.contains("seen") && !text.contains("hidden"), "{text}");
+        assert_eq!(logged("off", LogFormat::Text, log), "");
+    }
+
+    #[test]
+    fn printable_text_keeps_what_it_is_told_to() {
+        assert_eq!(printable("a\tb\n", &['\n', '\t']), "a\tb\n");
+        assert_eq!(printable("a\tb\u{1b}[0m", &['\n']), "a\\u{9}b\\u{1b}[0m");
+    }
+}
