@@ -5,6 +5,8 @@
 //! never see each other. `run` drives them, `http` and `cli` stand in front, `app` builds the whole.
 
 pub mod agent;
+pub mod app;
+pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod provider;

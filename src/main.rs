@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // This program is also the supervisor of the command trees it starts. Before anything else: see there.
     if let Some(code) = hames::tool::supervise::run_if_requested(std::env::args_os()) {
         return code;
     }
-    ExitCode::SUCCESS
+    hames::cli::main()
 }

@@ -1,6 +1,6 @@
 //! The checks that look across keys, or at the machine: names that refer, numbers in range, files that exist.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use reqwest::Url;
@@ -158,14 +158,12 @@ impl Checker<'_> {
         }
         self.unique(&["providers", name, "models"], provider.models.iter().cloned());
         self.positive(&["providers", name, "context_window"], provider.context_window);
-        if let Some(most) = provider.max_output_tokens {
-            if most == 0 || u64::from(most) >= provider.context_window {
-                let message = format!(
-                    "is {most}; expected at least 1 and less than context_window ({})",
-                    provider.context_window
-                );
-                self.problem(&["providers", name, "max_output_tokens"], message);
-            }
+        let window = provider.context_window;
+        if let Some(most) = provider.max_output_tokens
+            && (most == 0 || u64::from(most) >= window)
+        {
+            let message = format!("is {most}; expected at least 1 and less than context_window ({window})");
+            self.problem(&["providers", name, "max_output_tokens"], message);
         }
         self.time(&["providers", name, "connect_timeout_ms"], provider.connect_timeout_ms);
         self.time(&["providers", name, "idle_timeout_ms"], provider.idle_timeout_ms);
@@ -174,11 +172,11 @@ impl Checker<'_> {
             self.problem(&["providers", name, "max_retries"], message);
         }
         const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_details"];
-        if let Some(field) = &provider.reasoning_field {
-            if !REASONING_FIELDS.contains(&field.as_str()) {
-                let message = format!("{field:?} is not a known field; {}", meant(field, REASONING_FIELDS));
-                self.problem(&["providers", name, "reasoning_field"], message);
-            }
+        if let Some(field) = &provider.reasoning_field
+            && !REASONING_FIELDS.contains(&field.as_str())
+        {
+            let message = format!("{field:?} is not a known field; {}", meant(field, REASONING_FIELDS));
+            self.problem(&["providers", name, "reasoning_field"], message);
         }
     }
 
@@ -235,12 +233,7 @@ impl Checker<'_> {
         self.positive(&["workspaces", name, "max_files"], workspace.max_files);
     }
 
-    fn command(
-        &mut self,
-        name: &str,
-        command: &CommandConfig,
-        providers: &std::collections::BTreeMap<String, ProviderConfig>,
-    ) {
+    fn command(&mut self, name: &str, command: &CommandConfig, providers: &BTreeMap<String, ProviderConfig>) {
         self.name(&["commands", name], name);
         if command.executable.as_os_str().is_empty() {
             self.problem(&["commands", name, "executable"], "is empty; expected a path, or a name to look up in PATH");

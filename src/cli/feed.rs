@@ -1,0 +1,131 @@
+//! The frames of a run's event stream, from this process or from a server.
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, stream};
+use sse_stream::{Sse, SseByteStream};
+
+use super::remote::{Remote, RemoteFeed};
+use crate::domain::{RunId, RunRequest, TenantId};
+use crate::event::{Cursor, Streams, Subscribed, Subscription};
+use crate::run::{CreateError, Supervisor};
+use crate::store::StoreError;
+
+/// One frame of an event stream (WHATWG HTML, "Server-sent events").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    /// Where to go on after it; `None` when it does not move the reader.
+    pub(super) id: Option<String>,
+    /// The type of the event.
+    pub(super) event: String,
+    /// JSON.
+    pub(super) data: String,
+}
+
+impl Frame {
+    /// A frame of a block that carries data; `None` for one that does not.
+    pub(super) fn new(block: Sse) -> Option<Self> {
+        let Sse { event, data, id, retry: _ } = block;
+        Some(Self { id, event: event.unwrap_or_else(|| "message".to_owned()), data: data? })
+    }
+}
+
+/// The blocks in a stream of bytes.
+pub(super) type Blocks = SseByteStream<BoxStream<'static, Result<Bytes, StreamError>>>;
+
+/// What broke a stream.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StreamError {
+    /// The connection.
+    #[error(transparent)]
+    Connection(#[from] reqwest::Error),
+    /// The database of this process.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Who executes runs: this process, or a server.
+pub(super) enum Executor {
+    Local { supervisor: Supervisor, streams: Streams },
+    Remote(Remote),
+}
+
+impl Executor {
+    /// Creates a run.
+    pub(super) async fn create(&self, request: RunRequest) -> anyhow::Result<RunId> {
+        match self {
+            Self::Local { supervisor, streams: _ } => {
+                let created = supervisor.create(&TenantId::local(), request).await;
+                Ok(created.map_err(refusal)?.id)
+            }
+            Self::Remote(remote) => remote.create(&request).await,
+        }
+    }
+
+    /// Asks a run to end.
+    pub(super) async fn cancel(&self, run: RunId) -> anyhow::Result<()> {
+        match self {
+            Self::Local { supervisor, streams: _ } => {
+                supervisor.cancel(&TenantId::local(), run).await?;
+                Ok(())
+            }
+            Self::Remote(remote) => remote.cancel(run).await,
+        }
+    }
+
+    /// Follows a run from its first event.
+    pub(super) async fn follow(&self, run: RunId) -> anyhow::Result<Feed> {
+        match self {
+            Self::Local { supervisor: _, streams } => {
+                match streams.subscribe(&TenantId::local(), run, Cursor::START).await? {
+                    Subscribed::Stream(subscription) => Ok(Feed::Local(Box::new(blocks_of(subscription)))),
+                    Subscribed::Past => anyhow::bail!("run {run} has no events"),
+                }
+            }
+            Self::Remote(remote) => Ok(Feed::Remote(Box::new(remote.follow(run, None)))),
+        }
+    }
+}
+
+/// A stream being followed.
+pub(super) enum Feed {
+    Local(Box<Blocks>),
+    Remote(Box<RemoteFeed>),
+}
+
+impl Feed {
+    /// The next frame; `None` after the last. Nothing is lost when it is dropped waiting.
+    pub(super) async fn next(&mut self) -> anyhow::Result<Option<Frame>> {
+        match self {
+            Self::Local(blocks) => loop {
+                let Some(block) = blocks.next().await else { return Ok(None) };
+                if let Some(frame) = Frame::new(block.context("the event stream broke")?) {
+                    return Ok(Some(frame));
+                }
+            },
+            Self::Remote(feed) => feed.next().await,
+        }
+    }
+}
+
+fn blocks_of(subscription: Subscription) -> Blocks {
+    let bytes = stream::try_unfold(subscription, async |mut subscription| {
+        let next = subscription.next().await.map_err(StreamError::Store)?;
+        Ok(next.map(|bytes| (bytes, subscription)))
+    });
+    SseByteStream::new(bytes.boxed())
+}
+
+/// Why a run was not accepted, with every field that is wrong.
+fn refusal(error: CreateError) -> anyhow::Error {
+    match error {
+        CreateError::Invalid(fields) => {
+            let fields: Vec<_> = fields.iter().map(|field| format!("{}: {}", field.path, field.message)).collect();
+            anyhow::anyhow!("the run was refused: {}", fields.join("\n"))
+        }
+        CreateError::Overloaded { .. } | CreateError::Stopping | CreateError::Store(_) | CreateError::Internal(_) => {
+            anyhow::Error::new(error).context("the run was refused")
+        }
+    }
+}

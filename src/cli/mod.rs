@@ -1,0 +1,140 @@
+//! The command line: what can be asked for, and the exit code of each.
+//!
+//! Exit codes: 0 as wished (of `run` and `tail`: the run completed), 1 hames could not do it (settings, network,
+//! a refused request), 2 the command line is wrong, 3 the run stopped early (a limit, a deadline, an abort),
+//! 4 `model_error`, 5 `internal_error`, 128 + N a signal ended hames.
+
+mod check;
+mod demo;
+mod feed;
+mod follow;
+mod output;
+mod remote;
+mod render;
+mod run;
+mod serve;
+mod tail;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::Env;
+use crate::shutdown::{Signal, Signals};
+use crate::telemetry::printable;
+use crate::tool::supervise;
+
+/// Executes LLM agents: durable runs, resumable streams, tools under control.
+#[derive(Debug, Parser)]
+#[command(version, about, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the HTTP interface until SIGINT or SIGTERM.
+    Serve(serve::ServeArgs),
+    /// Execute one run and show what happens.
+    Run(Box<run::RunArgs>),
+    /// Follow the events of a run.
+    Tail(tail::TailArgs),
+    /// Check the settings and print every problem.
+    Check(ConfigArgs),
+    /// Print the description of the HTTP interface, openapi.yaml.
+    Openapi,
+}
+
+/// Where the settings are.
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// The settings file; without one there is a demo agent, and one for OPENAI_API_KEY if it is set.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// How a command ended.
+enum Exit {
+    /// By itself.
+    Code(u8),
+    /// A signal that waits for nothing.
+    Signal(Signal),
+}
+
+impl Exit {
+    const SUCCESS: Self = Self::Code(0);
+    const FAILURE: Self = Self::Code(1);
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match start(cli) {
+        Ok(Exit::Code(code)) => ExitCode::from(code),
+        Ok(Exit::Signal(signal)) => ExitCode::from(signal.exit_code()),
+        Err(error) => {
+            eprintln!("hames: {}", printable(&format!("{error:#}"), &['\n']));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(cli: Cli) -> anyhow::Result<Exit> {
+    // Commands of agents run as the same user: they must not read keys out of this process.
+    supervise::hide_from_other_processes().context("this process cannot be hidden from the commands it starts")?;
+    let env = environment();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let exit = runtime.block_on(async {
+        match cli.command {
+            Command::Serve(args) => serve::serve(args, &env, Signals::from_system()?).await,
+            Command::Run(args) => run::run(*args, &env, Signals::from_system()?).await,
+            Command::Tail(args) => tail::tail(args, Signals::from_system()?).await,
+            Command::Check(args) => check::check(&args, &env, &mut std::io::stdout()),
+            Command::Openapi => {
+                output::print(&mut std::io::stdout(), &crate::http::spec::to_yaml())?;
+                Ok(Exit::SUCCESS)
+            }
+        }
+    });
+    // A read of standard input or a stuck disk must not hold the program.
+    runtime.shutdown_background();
+    exit
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]
+fn environment() -> Env {
+    std::env::vars_os().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for line in [
+            "hames serve --demo --config f",
+            "hames run hi --config f --url http://127.0.0.1:1",
+            "hames run",
+            "hames tail",
+            "hames tail run_1",
+            "hames tail run_019000000000700080000000000000ab --after x",
+            "hames run hi --metadata novalue",
+            "hames run hi --timeout soon",
+            "hames run hi --url ftp://x",
+            "hames",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

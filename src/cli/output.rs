@@ -1,0 +1,67 @@
+//! Where a command prints. A reader that went away is not an error.
+
+use std::io::{self, Write};
+
+/// Prints a text.
+pub(super) fn print(out: &mut (dyn Write + Send), text: &str) -> io::Result<()> {
+    Output::new(out).print(text)
+}
+
+/// A place to print to, for as long as somebody reads it.
+pub(super) struct Output<'w> {
+    out: &'w mut (dyn Write + Send),
+    closed: bool,
+}
+
+impl<'w> Output<'w> {
+    pub(super) fn new(out: &'w mut (dyn Write + Send)) -> Self {
+        Self { out, closed: false }
+    }
+
+    /// Whether the reader went away.
+    pub(super) const fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Prints a text at once, without waiting for the end of a line.
+    pub(super) fn print(&mut self, text: &str) -> io::Result<()> {
+        if self.closed || text.is_empty() {
+            return Ok(());
+        }
+        match self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.closed = true;
+                Ok(())
+            }
+            done => done,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Failing(io::ErrorKind);
+
+    impl Write for Failing {
+        fn write(&mut self, _bytes: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_went_away_is_not_an_error_and_a_full_disk_is() {
+        let mut pipe = Failing(io::ErrorKind::BrokenPipe);
+        let mut output = Output::new(&mut pipe);
+        output.print("x").unwrap();
+        assert!(output.is_closed());
+        output.print("y").unwrap();
+        let mut disk = Failing(io::ErrorKind::StorageFull);
+        assert!(print(&mut disk, "x").is_err());
+    }
+}

@@ -1,0 +1,275 @@
+//! What a reader at a terminal sees of an event stream: pure functions of its frames.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::feed::Frame;
+use crate::domain::{Arguments, EventBody, Message, RunError, RunId, RunStatusName, Usage};
+use crate::telemetry::printable;
+
+/// Most characters of arguments or of an error that are shown on a line.
+const MAX_SHOWN: usize = 200;
+
+/// What is needed of the final run.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(super) struct FinalRun {
+    pub(super) id: RunId,
+    pub(super) status: RunStatusName,
+    pub(super) steps: u32,
+    pub(super) tool_calls: u32,
+    pub(super) usage: Usage,
+    pub(super) error: Option<RunError>,
+}
+
+/// What a frame gives.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Shown {
+    /// What to print; may be empty.
+    pub(super) text: String,
+    /// The run, when it ended.
+    pub(super) end: Option<FinalRun>,
+}
+
+/// Turns frames into what is printed.
+#[derive(Debug)]
+pub(super) enum Renderer {
+    /// The data of every frame on a line of its own. Live ones get their `type`, as events have it.
+    Json,
+    /// For people.
+    Text(Terminal),
+}
+
+impl Renderer {
+    pub(super) fn new(json: bool) -> Self {
+        if json { Self::Json } else { Self::Text(Terminal::default()) }
+    }
+
+    /// Takes the next frame.
+    pub(super) fn frame(&mut self, frame: &Frame) -> Shown {
+        let body = serde_json::from_str::<EventBody<FinalRun>>(&frame.data);
+        let end = match &body {
+            Ok(EventBody::RunEnd { run, duration_ms: _ }) => Some(run.clone()),
+            Ok(_) | Err(_) => None,
+        };
+        let text = match self {
+            Self::Json => json_line(frame),
+            Self::Text(terminal) => match body {
+                Ok(body) => terminal.event(body),
+                Err(_) => terminal.live(frame),
+            },
+        };
+        Shown { text, end }
+    }
+
+    /// The line for a run that had ended before.
+    pub(super) fn summary(&self, run: &FinalRun) -> String {
+        match self {
+            Self::Json => String::new(),
+            Self::Text(_) => summary(run, None),
+        }
+    }
+}
+
+fn json_line(frame: &Frame) -> String {
+    match serde_json::from_str(&frame.data) {
+        Ok(Value::Object(mut object)) => {
+            object.entry("type").or_insert_with(|| Value::from(frame.event.as_str()));
+            format!("{}\n", Value::Object(object))
+        }
+        Ok(_) | Err(_) => String::new(),
+    }
+}
+
+/// A piece of the message being written.
+#[derive(Deserialize)]
+struct TextDelta {
+    step: u32,
+    attempt: u32,
+    offset: usize,
+    text: String,
+}
+
+/// What a running tool says.
+#[derive(Deserialize)]
+struct Progress {
+    text: String,
+}
+
+/// What is on the screen.
+#[derive(Debug, Default)]
+pub(super) struct Terminal {
+    /// Whether the cursor is inside a line.
+    in_line: bool,
+    writing: Option<Writing>,
+}
+
+/// The message being written.
+#[derive(Debug)]
+struct Writing {
+    step: u32,
+    attempt: u32,
+    /// What of it is on the screen.
+    text: String,
+}
+
+impl Terminal {
+    fn event(&mut self, body: EventBody<FinalRun>) -> String {
+        match body {
+            EventBody::RunQueued {} | EventBody::ModelStart { .. } | EventBody::ModelEnd { .. } => String::new(),
+            EventBody::RunStart { agent, model } => self.line(&format!("agent {agent}, model {model}")),
+            EventBody::ModelRetry { step: _, attempt, reason, message, delay_ms } => {
+                let reason = reason.code();
+                self.line(&format!(
+                    "! {reason}: {}; attempt {attempt} follows in {}",
+                    short(&message),
+                    duration(delay_ms)
+                ))
+            }
+            EventBody::ModelError { step: _, attempt: _, duration_ms: _, reason, message } => {
+                self.line(&format!("! {}: {}", reason.code(), short(&message)))
+            }
+            EventBody::Message { step, message } => self.message(step, &message),
+            EventBody::ToolStart { step: _, call_id: _, name, arguments, effect: _ } => {
+                self.line(&format!("> {name} {}", short(&arguments_text(&arguments))))
+            }
+            EventBody::ToolEnd { step: _, call_id: _, name, outcome, is_error, content, duration_ms } => {
+                let outcome = serde_json::to_value(outcome).unwrap_or_default();
+                let outcome = outcome.as_str().unwrap_or_default().replace('_', " ");
+                let time = duration(duration_ms);
+                let said = if is_error { format!(": {}", short(&content)) } else { String::new() };
+                self.line(&format!("< {name} {outcome}, {time}{said}"))
+            }
+            EventBody::ContextTrimmed { step: _, dropped_messages, estimated_tokens: _ } => {
+                self.line(&format!("! {dropped_messages} older messages are left out of the next request"))
+            }
+            EventBody::LimitWarning { limit, used, max } => {
+                let limit = serde_json::to_value(limit).unwrap_or_default();
+                self.line(&format!("! {used} of {max} used: {}", limit.as_str().unwrap_or_default()))
+            }
+            EventBody::CancelRequested {} => self.line("! cancel requested"),
+            EventBody::RunEnd { run, duration_ms } => {
+                let line = summary(&run, Some(duration_ms));
+                self.line(line.trim_end())
+            }
+        }
+    }
+
+    /// A frame that is not an event, or one that only newer servers send.
+    fn live(&mut self, frame: &Frame) -> String {
+        match frame.event.as_str() {
+            "text_delta" => serde_json::from_str(&frame.data).map(|delta| self.delta(delta)).unwrap_or_default(),
+            "tool_progress" => serde_json::from_str(&frame.data)
+                .map(|Progress { text }| {
+                    text.lines().map(|line| self.line(&format!("| {}", short(line)))).collect::<String>()
+                })
+                .unwrap_or_default(),
+            "snapshot" | "reasoning_delta" | "tool_call_delta" => String::new(),
+            other => self.line(&format!("! an event of a kind this version does not know: {}", short(other))),
+        }
+    }
+
+    fn delta(&mut self, delta: TextDelta) -> String {
+        let TextDelta { step, attempt, offset, text } = delta;
+        let mut out = String::new();
+        let mut streamed = match self.writing.take() {
+            Some(writing) if (writing.step, writing.attempt) == (step, attempt) => writing.text,
+            Some(earlier) if earlier.step == step && !earlier.text.is_empty() => {
+                out = self.line("! the text above was cut off; it starts anew");
+                String::new()
+            }
+            Some(_) | None => String::new(),
+        };
+        let known = streamed.chars().count();
+        let new: String = text.chars().skip(known.saturating_sub(offset)).collect();
+        out.push_str(&self.text(&new));
+        streamed.push_str(&new);
+        self.writing = Some(Writing { step, attempt, text: streamed });
+        out
+    }
+
+    /// A finished message: what of it was not streamed.
+    fn message(&mut self, step: u32, message: &Message) -> String {
+        let Message::Assistant(message) = message else { return String::new() };
+        let text = message.text();
+        let writing = self.writing.take().filter(|writing| writing.step == step);
+        let streamed = writing.map(|writing| writing.text).unwrap_or_default();
+        let mut out = match text.strip_prefix(&streamed) {
+            Some(rest) => self.text(rest),
+            None => {
+                let end = self.end_line();
+                end + &self.text(&text)
+            }
+        };
+        out.push_str(&self.end_line());
+        out
+    }
+
+    fn text(&mut self, text: &str) -> String {
+        if let Some(last) = text.chars().last() {
+            self.in_line = last != '\n';
+        }
+        printable(text, &['\n', '\t']).into_owned()
+    }
+
+    fn end_line(&mut self) -> String {
+        let end = if self.in_line { "\n" } else { "" };
+        self.in_line = false;
+        end.to_owned()
+    }
+
+    fn line(&mut self, text: &str) -> String {
+        format!("{}{}\n", self.end_line(), printable(text, &['\n']))
+    }
+}
+
+/// The last lines: how it ended and what it took.
+fn summary(run: &FinalRun, duration_ms: Option<u64>) -> String {
+    let FinalRun { id, status, steps, tool_calls, usage, error } = run;
+    let Usage { input_tokens, output_tokens, model_calls, model_calls_with_usage, .. } = usage;
+    let tokens = match *model_calls_with_usage {
+        0 if *model_calls > 0 => "tokens unknown".to_owned(),
+        known if known < *model_calls => format!("at least {input_tokens} + {output_tokens} tokens"),
+        _ => format!("{input_tokens} + {output_tokens} tokens"),
+    };
+    let time = duration_ms.map(|millis| format!(", {}", duration(millis))).unwrap_or_default();
+    let plural = |count: u32| if count == 1 { "" } else { "s" };
+    let mut out = format!(
+        "{}: {steps} step{}, {tool_calls} tool call{}, {tokens}{time} ({id})\n",
+        status.as_str(),
+        plural(*steps),
+        plural(*tool_calls)
+    );
+    if let Some(RunError { code, message, retryable: _ }) = error {
+        out.push_str(&format!("{code}: {message}\n"));
+    }
+    out
+}
+
+fn arguments_text(arguments: &Arguments) -> String {
+    match arguments {
+        Arguments::Object(object) => serde_json::to_string(object).unwrap_or_default(),
+        Arguments::Malformed(raw) => raw.clone(),
+    }
+}
+
+/// The text on one line, cut when it is long.
+fn short(text: &str) -> String {
+    let mut chars = text.chars().map(|c| if c == '\n' { ' ' } else { c });
+    let mut out: String = chars.by_ref().take(MAX_SHOWN).collect();
+    if chars.next().is_some() {
+        out.push('…');
+    }
+    out
+}
+
+fn duration(millis: u64) -> String {
+    match millis {
+        0..1_000 => format!("{millis} ms"),
+        1_000..60_000 => format!("{}.{} s", millis / 1_000, millis % 1_000 / 100),
+        _ => format!("{} min {} s", millis / 60_000, millis % 60_000 / 1_000),
+    }
+}
+
+#[cfg(test)]
+#[path = "render_tests.rs"]
+mod tests;

@@ -1,0 +1,201 @@
+//! `hames run`: one run, in this process or on a server.
+//!
+//! In this process, without a settings file and without `HAMES_STORE__URL`, the database and the directories of the
+//! run are temporary and gone afterwards. With either, the configured database is used: the run is kept, and, as a
+//! server would, hames also goes on with runs that were left waiting there.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+
+use anyhow::Context as _;
+use clap::Args;
+use reqwest::Url;
+
+use super::feed::Executor;
+use super::follow::{self, Followed, OnSignal};
+use super::output::Output;
+use super::remote::{Remote, parse_url};
+use super::render::Renderer;
+use super::{ConfigArgs, Exit, demo};
+use crate::app::App;
+use crate::config::{self, Config, Env};
+use crate::domain::{LimitsPatch, RunInput, RunRequest};
+use crate::shutdown::{Ended, Shutdown, Signals};
+use crate::telemetry;
+
+/// What to run, and where.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// What to work on; `-` reads it from standard input.
+    prompt: String,
+    /// The agent; the default agent when absent.
+    #[arg(long)]
+    agent: Option<String>,
+    /// The model, PROVIDER/MODEL, among those of the agent.
+    #[arg(long)]
+    model: Option<String>,
+    /// The workspace, among those of the agent.
+    #[arg(long)]
+    workspace: Option<String>,
+    /// A label of the run; can be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
+    metadata: Vec<(String, String)>,
+    /// Most time for the run, such as 90s or 5m.
+    #[arg(long, value_name = "TIME", value_parser = parse_millis)]
+    timeout: Option<u64>,
+    /// Print the events as JSON, one on each line.
+    #[arg(long)]
+    json: bool,
+    /// Run it on this server; in this process when absent.
+    #[arg(long, value_parser = parse_url, conflicts_with = "config")]
+    url: Option<Url>,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+impl RunArgs {
+    fn request(&self) -> anyhow::Result<RunRequest> {
+        let mut prompt = self.prompt.clone();
+        if prompt == "-" {
+            prompt.clear();
+            std::io::stdin().read_to_string(&mut prompt).context("the prompt cannot be read from standard input")?;
+        }
+        Ok(RunRequest {
+            agent: self.agent.clone(),
+            input: RunInput::Text(prompt),
+            model: self.model.clone(),
+            workspace: self.workspace.clone(),
+            limits: LimitsPatch { timeout_ms: self.timeout, ..LimitsPatch::default() },
+            metadata: self.metadata.iter().cloned().collect::<BTreeMap<_, _>>(),
+            ..RunRequest::default()
+        })
+    }
+}
+
+pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyhow::Result<Exit> {
+    let request = args.request()?;
+    if let Some(url) = &args.url {
+        let executor = Executor::Remote(Remote::new(url.clone())?);
+        return show(&executor, request, args.json, &mut signals).await;
+    }
+    let mut config = config::load(args.config.config.as_deref(), env)?;
+    let mut temporary = None;
+    if args.config.config.is_none() && env.get("HAMES_STORE__URL").is_none() {
+        let directory = tempfile::Builder::new().prefix("hames-run-").tempdir()?;
+        config = in_directory(config, directory.path())?;
+        temporary = Some(directory);
+    }
+    if env.get("HAMES_LOG__LEVEL").is_none() && config.log.level == "info" {
+        // The events are on the screen already.
+        config.log.level = "warn".to_owned();
+    }
+    telemetry::start(&config.log)?;
+    let drain = std::time::Duration::from_millis(config.run.drain_ms);
+    let app = App::build(config, env).await?;
+    let executor = Executor::Local { supervisor: app.supervisor(), streams: app.streams() };
+    let shutdown = Shutdown::new();
+    // Signals reach the run until it has ended, and the rest of the program after that.
+    let mut working = std::pin::pin!(app.work(shutdown.clone()));
+    let exit = tokio::select! {
+        exit = show(&executor, request, args.json, &mut signals) => exit?,
+        stopped = &mut working => {
+            stopped?;
+            anyhow::bail!("the work stopped before the run had ended");
+        }
+    };
+    if let Exit::Signal(_) = exit {
+        return Ok(exit);
+    }
+    shutdown.soft().cancel();
+    match shutdown.run(signals, drain, working).await {
+        Ended::Finished(stopped) => stopped?,
+        Ended::Forced(signal) => return Ok(Exit::Signal(signal)),
+        Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
+    }
+    if let Some(directory) = temporary {
+        directory.close().context("the temporary directory cannot be removed")?;
+    }
+    Ok(exit)
+}
+
+/// Everything a run leaves behind goes into one directory.
+fn in_directory(mut config: Config, directory: &std::path::Path) -> anyhow::Result<Config> {
+    config.store.url = format!("sqlite:{}", directory.join("hames.db").display());
+    config.run.scratch_dir = directory.join("scratch");
+    let workspace = directory.join("demo");
+    demo::write_files(&workspace)?;
+    Ok(config.with_demo_workspace(workspace))
+}
+
+async fn show(executor: &Executor, request: RunRequest, json: bool, signals: &mut Signals) -> anyhow::Result<Exit> {
+    let mut stdout = std::io::stdout();
+    let mut output = Output::new(&mut stdout);
+    let mut renderer = Renderer::new(json);
+    let run = executor.create(request).await?;
+    let mut feed = executor.follow(run).await?;
+    let on_signal = OnSignal::Abort(executor);
+    match follow::follow(run, &mut feed, on_signal, signals, &mut renderer, &mut output).await? {
+        Followed::Ended(run) => Ok(follow::exit(&run)),
+        Followed::Signal(signal) => Ok(Exit::Signal(signal)),
+        Followed::Past | Followed::Closed => anyhow::bail!("the events of {run} stopped before its end"),
+    }
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+fn parse_millis(text: &str) -> Result<u64, String> {
+    let duration: jiff::SignedDuration =
+        text.parse().map_err(|_| "expected a time such as 90s, 5m or 1h30m".to_owned())?;
+    match u64::try_from(duration.as_millis()) {
+        Ok(millis) if millis > 0 => Ok(millis),
+        Ok(_) | Err(_) => Err("expected more than nothing".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        for (text, millis) in
+            [("90s", 90_000), ("5m", 300_000), ("1h30m", 5_400_000), ("250ms", 250), ("2 min", 120_000)]
+        {
+            assert_eq!(parse_millis(text), Ok(millis), "{text}");
+        }
+        for text in ["", "90", "-5s", "0s", "soon"] {
+            assert!(parse_millis(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn labels_split_at_the_first_sign() {
+        assert_eq!(parse_label("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert!(parse_label("a").is_err());
+    }
+
+    #[test]
+    fn the_request_says_only_what_was_given() {
+        let args = RunArgs {
+            prompt: "hi".to_owned(),
+            agent: None,
+            model: None,
+            workspace: None,
+            metadata: vec![("k".to_owned(), "v".to_owned())],
+            timeout: Some(5),
+            json: false,
+            url: None,
+            config: ConfigArgs { config: None },
+        };
+        assert_eq!(
+            serde_json::to_value(args.request().unwrap()).unwrap(),
+            serde_json::json!({
+                "input": "hi", "limits": {"timeout_ms": 5}, "context": {"strategy": "trim"}, "on_repeat": "warn",
+                "parallel_tools": "read_only", "metadata": {"k": "v"},
+            })
+        );
+    }
+}

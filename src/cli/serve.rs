@@ -1,0 +1,62 @@
+//! `hames serve`: the HTTP interface, until a signal.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use tokio::net::TcpListener;
+
+use super::output::Output;
+use super::{ConfigArgs, Exit, demo};
+use crate::app::App;
+use crate::config::{self, Env};
+use crate::shutdown::{Ended, Shutdown, Signals};
+use crate::telemetry::{self, field};
+
+/// What to serve.
+#[derive(Debug, Args)]
+pub(super) struct ServeArgs {
+    /// Make a workspace with a few files in ./hames-demo and show a run of the demo agent over it.
+    #[arg(long, conflicts_with = "config")]
+    demo: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyhow::Result<Exit> {
+    let mut config = config::load(args.config.config.as_deref(), env)?;
+    telemetry::start(&config.log)?;
+    if args.demo {
+        let workspace = PathBuf::from(demo::DIRECTORY);
+        demo::write_files(&workspace)?;
+        config = config.with_demo_workspace(workspace);
+    }
+    let (bind, drain) = (config.server.bind, Duration::from_millis(config.run.drain_ms));
+    let listener = TcpListener::bind(bind)
+        .await
+        .with_context(|| format!("cannot listen on {bind}; is another server running there? (server.bind)"))?;
+    let address = listener.local_addr()?;
+    let app = App::build(config, env).await?;
+    let shutdown = Shutdown::new();
+    tracing::info!({ field::ADDRESS } = %address, "listening");
+    if args.demo {
+        let soft = shutdown.soft().clone();
+        shutdown.tasks().spawn("demo", async move {
+            let mut stdout = std::io::stdout();
+            let shown = soft.run_until_cancelled(demo::show(address, &mut Output::new(&mut stdout))).await;
+            if let Some(Err(error)) = shown {
+                tracing::error!("the demonstration failed: {error:#}");
+            }
+        });
+    }
+    match shutdown.run(signals, drain, app.serve(listener, shutdown.clone())).await {
+        Ended::Finished(served) => {
+            served?;
+            tracing::info!("stopped");
+            Ok(Exit::SUCCESS)
+        }
+        Ended::Forced(signal) => Ok(Exit::Signal(signal)),
+        Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
+    }
+}
