@@ -1,6 +1,12 @@
 //! Integration tests, laid out like the source.
 
 #[cfg(test)]
+mod architecture;
+#[cfg(test)]
+mod cli;
+#[cfg(test)]
+mod config;
+#[cfg(test)]
 mod provider;
 #[cfg(test)]
 mod store;

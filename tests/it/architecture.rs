@@ -1,0 +1,427 @@
+//! What the code has to keep to: who imports whom, how long files are, and words that have no place here.
+//!
+//! `ARCHITECTURE.md` says why. A module may import itself, and what its line of [`IMPORTS`] names.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use syn::visit::Visit;
+
+/// Module, and what it may import. `name::{A, B}` allows these items only.
+const IMPORTS: [(&str, &[&str]); 16] = [
+    ("domain", &[]),
+    ("time", &["domain"]),
+    ("config", &["domain"]),
+    ("telemetry", &["config", "domain"]),
+    ("shutdown", &["telemetry"]),
+    ("agent", &["domain"]),
+    ("provider", &["config", "domain", "time"]),
+    ("tool", &["config", "domain", "time"]),
+    ("store", &["config", "domain"]),
+    ("event", &["domain", "store"]),
+    ("run", &["agent", "config", "domain", "event", "provider", "shutdown", "store", "time", "tool"]),
+    (
+        "http",
+        &[
+            "config",
+            "domain",
+            "event",
+            "provider::{Catalog, catalog}",
+            "run",
+            "store",
+            "time",
+            "tool::{Registry, Tool, registry}",
+        ],
+    ),
+    (
+        "app",
+        &[
+            "agent",
+            "config",
+            "domain",
+            "event",
+            "http",
+            "provider",
+            "run",
+            "shutdown",
+            "store",
+            "telemetry",
+            "time",
+            "tool",
+        ],
+    ),
+    (
+        "cli",
+        &[
+            "app",
+            "config",
+            "domain",
+            "event",
+            "http::{spec}",
+            "run",
+            "shutdown",
+            "store",
+            "telemetry",
+            "time",
+            "tool::{supervise}",
+        ],
+    ),
+    ("lib", &[]),
+    ("main", &["cli", "tool::{supervise}"]),
+];
+
+/// Who may see the whole of the settings; every other constructor takes its own section.
+const WHOLE_CONFIG: [&str; 3] = ["config", "app", "cli"];
+
+/// Most lines of a source file without its tests.
+const MAX_LINES: usize = 600;
+
+/// Words that speak of how a text came to be, or of work that is not done.
+const BANNED: [&str; 11] = [
+    concat!("as an", " AI"),
+    concat!("Cl", "aude"),
+    concat!("ChatGPT", " wrote"),
+    concat!("helper", " agent"),
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("todo", "!("),
+    concat!("TO", "DO"),
+    concat!("FIX", "ME"),
+    concat!("XX", "X"),
+    concat!("HA", "CK"),
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every file under a folder of the project, in order.
+fn files(folder: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+            let path = entry.unwrap().path();
+            if path.is_dir() { folders.push(path) } else { found.push(path) }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn rust_files(folder: &str) -> impl Iterator<Item = (String, String)> {
+    files(folder).into_iter().filter(|path| path.extension().is_some_and(|ext| ext == "rs")).map(|path| {
+        let text = fs::read_to_string(&path).unwrap();
+        (path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned(), text)
+    })
+}
+
+/// The path of a file's module: `src/config/load.rs` is `[config, load]`.
+fn module_of(file: &str) -> Vec<String> {
+    let path = file.strip_prefix("src/").unwrap().strip_suffix(".rs").unwrap();
+    let mut module: Vec<_> = path.split('/').map(str::to_owned).collect();
+    if module.last().is_some_and(|last| last == "mod") {
+        module.pop();
+    }
+    module
+}
+
+fn is_test_file(file: &str) -> bool {
+    file.ends_with("_tests.rs") || file.ends_with("/fake.rs")
+}
+
+/// Collects the paths of a file that lead into this crate, as `[module, item, …]`.
+struct Paths {
+    /// The module the visitor stands in.
+    module: Vec<String>,
+    found: BTreeSet<Vec<String>>,
+}
+
+impl Paths {
+    fn of(file: &str, text: &str) -> BTreeSet<Vec<String>> {
+        let mut paths = Self { module: module_of(file), found: BTreeSet::new() };
+        if paths.module == ["main"] || paths.module == ["lib"] {
+            paths.module.clear();
+        }
+        paths.visit_file(&syn::parse_file(text).unwrap_or_else(|error| panic!("{file}: {error}")));
+        paths.found
+    }
+
+    /// Notes a path if it starts in this crate: `crate::…`, `hames::…`, or `super::…` up to the root.
+    fn note(&mut self, segments: &[String]) {
+        let Some((first, mut rest)) = segments.split_first() else { return };
+        let mut module = match first.as_str() {
+            "crate" | "hames" => Vec::new(),
+            "self" => self.module.clone(),
+            "super" => self.module.iter().take(self.module.len().saturating_sub(1)).cloned().collect(),
+            _ => return,
+        };
+        while let [next, after @ ..] = rest
+            && next == "super"
+        {
+            module.pop();
+            rest = after;
+        }
+        module.extend_from_slice(rest);
+        self.found.insert(module);
+    }
+
+    fn use_tree(&mut self, before: &mut Vec<String>, tree: &syn::UseTree) {
+        match tree {
+            syn::UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.use_tree(before, &path.tree);
+                before.pop();
+            }
+            syn::UseTree::Name(name) => self.use_leaf(before, &name.ident),
+            syn::UseTree::Rename(rename) => self.use_leaf(before, &rename.ident),
+            syn::UseTree::Glob(_) => self.note(before),
+            syn::UseTree::Group(group) => group.items.iter().for_each(|tree| self.use_tree(before, tree)),
+        }
+    }
+
+    fn use_leaf(&mut self, before: &mut Vec<String>, name: &syn::Ident) {
+        if name == "self" {
+            return self.note(before);
+        }
+        before.push(name.to_string());
+        self.note(before);
+        before.pop();
+    }
+}
+
+fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute.parse_args::<syn::Ident>().is_ok_and(|condition| condition == "test")
+    })
+}
+
+impl<'ast> Visit<'ast> for Paths {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_for_tests(&item.attrs) {
+            self.module.push(item.ident.to_string());
+            syn::visit::visit_item_mod(self, item);
+            self.module.pop();
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        if !is_for_tests(&item.attrs) {
+            self.use_tree(&mut Vec::new(), &item.tree);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        self.note(&segments);
+        syn::visit::visit_path(self, path);
+    }
+
+    /// The arguments of a macro are not parsed: every `crate::…` in them counts.
+    fn visit_macro(&mut self, item: &'ast syn::Macro) {
+        let text = item.tokens.to_string().replace(" :: ", "::");
+        for start in text.match_indices("crate::").map(|(start, _)| start) {
+            let path: String =
+                text[start..].chars().take_while(|c| c.is_alphanumeric() || matches!(c, '_' | ':')).collect();
+            self.note(&path.split("::").map(str::to_owned).collect::<Vec<_>>());
+        }
+        syn::visit::visit_macro(self, item);
+    }
+}
+
+/// Whether a rule such as `tool::{Registry, registry}` or `domain` allows a path.
+fn allows(rule: &str, path: &[String]) -> bool {
+    let (module, items) = match rule.split_once("::") {
+        Some((module, items)) => (module, Some(items.trim_matches(['{', '}']))),
+        None => (rule, None),
+    };
+    path.first().is_some_and(|first| first == module)
+        && items.is_none_or(|items| path.get(1).is_some_and(|item| items.split(", ").any(|allowed| allowed == item)))
+}
+
+#[test]
+fn modules_import_only_what_is_below_them() {
+    let mut wrong = Vec::new();
+    for (file, text) in rust_files("src").filter(|(file, _)| !is_test_file(file)) {
+        let from = module_of(&file)[0].clone();
+        let Some((_, rules)) = IMPORTS.iter().find(|(module, _)| *module == from) else {
+            wrong.push(format!("{file}: the module `{from}` has no line in IMPORTS"));
+            continue;
+        };
+        for path in Paths::of(&file, &text) {
+            let itself = path.first().is_none_or(|first| *first == from);
+            if !itself && !rules.iter().any(|rule| allows(rule, &path)) {
+                wrong.push(format!("{file}: `{from}` may not import {}", path.join("::")));
+            }
+            let whole = path.first().is_some_and(|first| first == "config")
+                && path.get(1).is_some_and(|item| item == "Config" || item == "load");
+            if whole && !WHOLE_CONFIG.contains(&from.as_str()) {
+                wrong.push(format!("{file}: `{from}` takes its own section, not {}", path.join("::")));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_import_check_sees_every_way_to_write_a_path() {
+    let text = r#"
+        use crate::store::{Store, row::{self as r, *}};
+        mod inner {
+            fn f() { super::super::http::g(); self::h(); println!("{}", crate::run::K); let x: crate::app::App; }
+        }
+        #[cfg(test)]
+        mod tests { use crate::cli::main; }
+    "#;
+    let found: Vec<_> = Paths::of("src/tool/files.rs", text).into_iter().map(|path| path.join("::")).collect();
+    // From `tool::files::inner`, two steps up is `tool`.
+    let expected = ["app::App", "run::K", "store::Store", "store::row", "tool::files::inner::h", "tool::http::g"];
+    assert_eq!(found, expected);
+    let root: Vec<_> = Paths::of("src/tool/mod.rs", "use super::http::x;").into_iter().collect();
+    assert_eq!(root, [["http", "x"].map(str::to_owned)]);
+    assert!(allows("tool::{Registry, registry}", &["tool", "registry", "X"].map(str::to_owned)));
+    assert!(!allows("tool::{Registry, registry}", &["tool", "executor"].map(str::to_owned)));
+    assert!(!allows("tool::{Registry, registry}", &["tool"].map(str::to_owned)));
+}
+
+/// The machine decides and does nothing else.
+struct Effects(Vec<String>);
+
+impl<'ast> Visit<'ast> for Effects {
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let first = path.segments.first().map(|segment| segment.ident.to_string()).unwrap_or_default();
+        if ["tokio", "tokio_util", "futures_util", "reqwest", "sqlx"].contains(&first.as_str()) {
+            self.0.push(first);
+        }
+        syn::visit::visit_path(self, path);
+    }
+
+    fn visit_use_path(&mut self, path: &'ast syn::UsePath) {
+        let first = path.ident.to_string();
+        if ["tokio", "tokio_util", "futures_util", "reqwest", "sqlx", "fs", "net", "process", "env"]
+            .contains(&first.as_str())
+        {
+            self.0.push(first);
+        }
+        syn::visit::visit_use_path(self, path);
+    }
+
+    fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+        if signature.asyncness.is_some() {
+            self.0.push(format!("async fn {}", signature.ident));
+        }
+        syn::visit::visit_signature(self, signature);
+    }
+
+    fn visit_expr_async(&mut self, block: &'ast syn::ExprAsync) {
+        self.0.push("async block".to_owned());
+        syn::visit::visit_expr_async(self, block);
+    }
+}
+
+#[test]
+fn the_agent_does_no_io_and_waits_for_nothing() {
+    for (file, text) in rust_files("src").filter(|(file, _)| file.starts_with("src/agent/")) {
+        let mut effects = Effects(Vec::new());
+        effects.visit_file(&syn::parse_file(&text).unwrap());
+        assert!(effects.0.is_empty(), "{file}: {:?}", effects.0);
+    }
+}
+
+#[test]
+fn the_effect_check_sees_what_it_is_for() {
+    for text in [
+        "use tokio::sync::mpsc;",
+        "async fn f() {}",
+        "fn f() { let x = async {}; }",
+        "fn f() { tokio::spawn(x); }",
+        "use std::fs;\nuse std::{net::TcpStream};",
+    ] {
+        let mut effects = Effects(Vec::new());
+        effects.visit_file(&syn::parse_file(text).unwrap());
+        assert!(!effects.0.is_empty(), "{text}");
+    }
+}
+
+/// Lines outside of `#[cfg(test)] mod … { … }`, as rustfmt lays them out.
+fn production_lines(text: &str) -> usize {
+    let (mut count, mut for_tests, mut inside) = (0, false, false);
+    for line in text.lines() {
+        match line {
+            "#[cfg(test)]" => for_tests = true,
+            "}" if inside => (for_tests, inside) = (false, false),
+            _ if inside => {}
+            _ if for_tests && line.starts_with("mod ") && line.ends_with('{') => inside = true,
+            _ if for_tests && line.starts_with("#[path") => {}
+            _ => (for_tests, count) = (false, count + 1),
+        }
+    }
+    count
+}
+
+#[test]
+fn files_are_short_enough_to_read() {
+    let long: Vec<_> = rust_files("src")
+        .filter(|(file, _)| !is_test_file(file))
+        .map(|(file, text)| (file, production_lines(&text)))
+        .filter(|(_, lines)| *lines > MAX_LINES)
+        .collect();
+    assert!(long.is_empty(), "more than {MAX_LINES} lines: {long:?}");
+    let text = "a\nb\n\n#[cfg(test)]\nmod tests {\n    c\n}\n#[cfg(test)]\nuse d;\ne\n";
+    assert_eq!(production_lines(text), 5);
+}
+
+#[test]
+fn the_entry_points_stay_small() {
+    let main = fs::read_to_string(root().join("src/main.rs")).unwrap();
+    assert!(main.lines().count() <= 40);
+    let lib = syn::parse_file(&fs::read_to_string(root().join("src/lib.rs")).unwrap()).unwrap();
+    for item in &lib.items {
+        let is_pub_mod =
+            matches!(item, syn::Item::Mod(syn::ItemMod { vis: syn::Visibility::Public(_), content: None, .. }));
+        assert!(is_pub_mod, "lib.rs holds more than `pub mod` lines");
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is_and_allows_nothing() {
+    for (file, text) in rust_files("src").chain(rust_files("tests")) {
+        assert!(text.starts_with("//!"), "{file}: does not start with `//!`");
+        for allow in [concat!("#[al", "low("), concat!("#![al", "low(")] {
+            assert!(!text.contains(allow), "{file}: use #[expect(…, reason = \"…\")] in place of {allow}");
+        }
+    }
+}
+
+#[test]
+fn migrations_are_numbered_without_a_gap() {
+    let names: Vec<_> =
+        files("migrations/sqlite").iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+    assert!(!names.is_empty());
+    for (index, name) in names.iter().enumerate() {
+        let stem = name.strip_prefix(&format!("{:04}_", index + 1)).and_then(|rest| rest.strip_suffix(".sql"));
+        let valid = stem.is_some_and(|stem| stem.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'));
+        assert!(valid, "{name} is not {:04}_name.sql", index + 1);
+    }
+}
+
+#[test]
+fn no_text_holds_a_word_that_has_no_place_here() {
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output().unwrap();
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let mut wrong = Vec::new();
+    for file in listed.split('\0').filter(|file| !file.is_empty()) {
+        // Files may be deleted and not yet staged; those that are not text have no words.
+        let Ok(text) = fs::read_to_string(root().join(file)) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            for word in BANNED.iter().filter(|word| line.contains(**word)) {
+                wrong.push(format!("{file}:{}: {word}", number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,218 @@
+//! The built program: what it prints and how it exits.
+
+mod program;
+mod server;
+
+use std::time::Duration;
+
+use program::Program;
+use serde_json::json;
+use server::{Connection, RUN, Script, server};
+
+fn said(seq: u64, text: &str) -> String {
+    let content = json!([{"type": "text", "text": text}]);
+    let message = json!({"role": "assistant", "content": content});
+    server::event(seq, json!({"type": "message", "step": 1, "message": message}))
+}
+
+fn ended(seq: u64, status: &str) -> String {
+    server::event(seq, json!({"type": "run_end", "duration_ms": 40, "run": server::run(status)}))
+}
+
+fn started() -> String {
+    server::event(1, json!({"type": "run_queued"}))
+        + &server::event(2, json!({"type": "run_start", "agent": "demo", "model": "demo/script"}))
+}
+
+/// A connection that gives everything at once and is closed.
+fn whole(status: &str) -> Vec<Connection> {
+    vec![Connection::closed(None, format!("{}{}{}", started(), said(3, "Hello."), ended(4, status)))]
+}
+
+#[tokio::test]
+async fn check_accepts_the_example_and_names_every_problem() {
+    let good = Program::new(["check", "--config", concat!(env!("CARGO_MANIFEST_DIR"), "/hames.example.toml")])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .finish()
+        .await;
+    assert_eq!((good.code, good.stderr.as_str()), (Some(0), ""));
+    assert!(good.stdout.ends_with("no problems\n"), "{}", good.stdout);
+
+    let bad =
+        Program::new(["check"]).env("HAMES_SERVER__BIND", "nowhere").env("HAMES_RUN__DRAIN_MS", "0").finish().await;
+    let expected = "environment variable HAMES_SERVER__BIND: server.bind: invalid socket address syntax; expected \
+        ADDRESS:PORT such as 127.0.0.1:8080\n\
+        environment variable HAMES_RUN__DRAIN_MS: run.drain_ms: is 0; expected milliseconds from 1 to 2592000000 (30 \
+        days)\n";
+    assert_eq!((bad.code, bad.stdout.as_str(), bad.stderr.as_str()), (Some(1), expected, ""));
+}
+
+#[tokio::test]
+async fn openapi_is_printed() {
+    let printed = Program::new(["openapi"]).finish().await;
+    assert_eq!((printed.code, printed.stderr.as_str()), (Some(0), ""));
+    assert!(printed.stdout.starts_with("openapi: 3."), "{}", printed.stdout);
+}
+
+#[tokio::test]
+async fn a_wrong_command_line_exits_with_2_and_wrong_settings_with_1() {
+    assert_eq!(Program::new(["run"]).finish().await.code, Some(2));
+    let served = Program::new(["serve"]).env("HAMES_STORE__URL", "postgres://u:canary@h/d").finish().await;
+    let expected = "hames: environment variable HAMES_STORE__URL: store.url: is not a SQLite database; expected \
+        `sqlite:PATH`\n";
+    assert_eq!((served.code, served.stdout.as_str(), served.stderr.as_str()), (Some(1), "", expected));
+}
+
+#[tokio::test]
+async fn a_run_on_a_server_is_shown_across_a_broken_connection() {
+    let connections = vec![
+        Connection::closed(None, format!("retry: 1\n\n{}{}", started(), server::delta(2, 0, "Hel"))),
+        // A frame that was cut off does not count.
+        Connection::closed(Some("2.3"), "event: text_delta\nid: 2.5\ndata: {\"text\":\"lost".to_owned()),
+        Connection::closed(Some("2.3"), server::delta(2, 3, "lo.")),
+        Connection::closed(Some("2.6"), format!("{}{}", said(3, "Hello."), ended(4, "completed"))),
+    ];
+    let server = server(Script { connections, ..Script::default() }).await;
+    let args = ["run", "hi", "--agent", "demo", "--metadata", "k=v", "--timeout", "5s", "--url", &server.url];
+    let finished = Program::new(args).finish().await;
+    let expected = format!(
+        "agent demo, model demo/script\nHello.\ncompleted: 1 step, 0 tool calls, 3 + 2 tokens, 40 ms ({RUN})\n"
+    );
+    assert_eq!((finished.code, finished.stdout, finished.stderr.as_str()), (Some(0), expected, ""));
+    let request = json!({
+        "agent": "demo", "input": "hi", "limits": {"timeout_ms": 5000}, "context": {"strategy": "trim"},
+        "on_repeat": "warn", "parallel_tools": "read_only", "metadata": {"k": "v"},
+    });
+    assert_eq!(server.seen(), [request]);
+}
+
+#[tokio::test]
+async fn the_exit_code_is_0_for_completed_runs_only() {
+    for (status, code) in
+        [("completed", 0), ("step_limit", 3), ("timeout", 3), ("aborted", 3), ("model_error", 4), ("internal_error", 5)]
+    {
+        let server = server(Script { connections: whole(status), ..Script::default() }).await;
+        let finished = Program::new(["run", "hi", "--url", &server.url]).finish().await;
+        assert_eq!(finished.code, Some(code), "{status}: {}{}", finished.stdout, finished.stderr);
+    }
+}
+
+#[tokio::test]
+async fn the_prompt_can_come_from_standard_input_and_events_go_out_as_json() {
+    let server = server(Script { connections: whole("completed"), ..Script::default() }).await;
+    let finished = Program::new(["run", "-", "--json", "--url", &server.url]).input("two\nlines").finish().await;
+    assert_eq!((finished.code, finished.stderr.as_str()), (Some(0), ""));
+    let types: Vec<_> = finished
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["type"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(types, ["run_queued", "run_start", "message", "run_end"]);
+    assert_eq!(server.seen()[0]["input"], "two\nlines");
+}
+
+#[tokio::test]
+async fn what_a_server_refuses_is_told_field_by_field() {
+    let problem = json!({"title": "Invalid request", "status": 400, "detail": "2 fields are wrong", "errors": [
+        {"path": "$.agent", "message": "no agent `x`\u{1b}[2J"}, {"path": "$.input", "message": "is empty"},
+    ]});
+    let server = server(Script { refusal: Some(problem), ..Script::default() }).await;
+    let finished = Program::new(["run", "", "--agent", "x", "--url", &server.url]).finish().await;
+    let expected = "hames: the server answered 400 Bad Request: Invalid request: 2 fields are wrong\n  \
+        $.agent: no agent `x`\\u{1b}[2J\n  $.input: is empty\n";
+    assert_eq!((finished.code, finished.stdout.as_str(), finished.stderr.as_str()), (Some(1), "", expected));
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_named() {
+    let server = server(Script::default()).await;
+    let url = server.url.clone();
+    drop(server);
+    let finished = Program::new(["run", "hi", "--url", &url]).finish().await;
+    assert_eq!((finished.code, finished.stdout.as_str()), (Some(1), ""));
+    assert!(finished.stderr.starts_with(&format!("hames: {url}/ cannot be reached: ")), "{}", finished.stderr);
+}
+
+#[tokio::test]
+async fn the_first_interrupt_aborts_the_run_and_its_end_is_shown() {
+    let connections = vec![Connection::open(None, started(), ended(3, "aborted"))];
+    let server = server(Script { connections, ..Script::default() }).await;
+    let mut running = Program::new(["run", "hi", "--url", &server.url]).start();
+    running.wait_for("agent demo").await;
+    running.interrupt();
+    let finished = running.finish().await;
+    assert_eq!(finished.code, Some(3), "{}", finished.stderr);
+    assert!(finished.stdout.contains("aborted: "), "{}", finished.stdout);
+}
+
+#[tokio::test]
+async fn the_second_interrupt_waits_for_nothing() {
+    let connections = vec![Connection::open(None, started(), String::new())];
+    let mut server = server(Script { connections, deaf: true, ..Script::default() }).await;
+    let mut running = Program::new(["run", "hi", "--url", &server.url]).start();
+    running.wait_for("agent demo").await;
+    running.interrupt();
+    server.deletion().await;
+    running.interrupt();
+    assert_eq!(running.finish().await.code, Some(130));
+}
+
+#[tokio::test]
+async fn tail_follows_from_a_cursor_and_an_interrupt_leaves_the_run_alone() {
+    let connections = vec![Connection::open(Some("2"), said(3, "Hello."), String::new())];
+    let server = server(Script { connections, ..Script::default() }).await;
+    let mut running = Program::new(["tail", RUN, "--after", "2", "--url", &server.url]).start();
+    running.wait_for("Hello.").await;
+    running.interrupt();
+    let finished = running.finish().await;
+    assert_eq!((finished.code, finished.stdout.as_str()), (Some(130), "Hello.\n"));
+    assert_eq!(server.deletions(), 0);
+}
+
+#[tokio::test]
+async fn tail_past_the_end_tells_how_it_ended() {
+    let server = server(Script { connections: vec![Connection::past(Some("9"))], ..Script::default() }).await;
+    let finished = Program::new(["tail", RUN, "--after", "9", "--url", &server.url]).finish().await;
+    let expected = format!("model_error: 1 step, 0 tool calls, 3 + 2 tokens ({RUN})\n");
+    assert_eq!((finished.code, finished.stdout, finished.stderr.as_str()), (Some(4), expected, ""));
+}
+
+#[tokio::test]
+async fn a_reader_that_goes_away_ends_tail_without_an_error() {
+    let connections = vec![Connection::open(None, started(), ended(3, "completed"))];
+    let mut server = server(Script { connections, ..Script::default() }).await;
+    let mut running = Program::new(["tail", RUN, "--url", &server.url]).start();
+    running.wait_for("agent demo").await;
+    running.close_stdout();
+    server.release();
+    let finished = running.finish().await;
+    assert_eq!((finished.code, finished.stderr.as_str()), (Some(0), ""));
+}
+
+#[tokio::test]
+async fn serve_stops_cleanly_on_a_signal() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut running = Program::new(["serve"])
+        .current_dir(directory.path())
+        .env("HAMES_SERVER__BIND", "127.0.0.1:0")
+        .env("HAMES_RUN__DRAIN_MS", "5000")
+        .start();
+    running.wait_for_stderr("listening").await;
+    running.terminate();
+    let finished = running.finish().await;
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    assert!(finished.stderr.contains("SIGTERM") && finished.stderr.contains("stopped"), "{}", finished.stderr);
+}
+
+#[tokio::test]
+async fn serve_names_an_address_that_is_taken() {
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let finished = Program::new(["serve"]).env("HAMES_SERVER__BIND", &address).finish().await;
+    assert_eq!(finished.code, Some(1));
+    let expected = format!("hames: cannot listen on {address}; is another server running there? (server.bind)");
+    assert!(finished.stderr.starts_with(&expected), "{}", finished.stderr);
+}
+
+/// Longest a program may take before its test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
