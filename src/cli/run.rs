@@ -17,7 +17,7 @@ use super::output::Output;
 use super::remote::{Remote, parse_url};
 use super::render::Renderer;
 use super::{ConfigArgs, Exit, demo};
-use crate::app::App;
+use crate::app::{App, Surroundings};
 use crate::config::{self, Config, Env};
 use crate::domain::{LimitsPatch, RunInput, RunRequest};
 use crate::shutdown::{Ended, Shutdown, Signals};
@@ -91,24 +91,21 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
     }
     telemetry::start(&config.log)?;
     let drain = std::time::Duration::from_millis(config.run.drain_ms);
-    let app = App::build(config, env).await?;
-    let executor = Executor::Local { supervisor: app.supervisor(), streams: app.streams() };
+    let app = App::build(config, Surroundings::of_this_program(env.clone())).await?;
+    let executor = Executor::Local { supervisor: app.supervisor().clone(), streams: app.streams().clone() };
     let shutdown = Shutdown::new();
     // Signals reach the run until it has ended, and the rest of the program after that.
     let mut working = std::pin::pin!(app.work(shutdown.clone()));
     let exit = tokio::select! {
         exit = show(&executor, request, args.json, &mut signals) => exit?,
-        stopped = &mut working => {
-            stopped?;
-            anyhow::bail!("the work stopped before the run had ended");
-        }
+        () = &mut working => anyhow::bail!("the work stopped before the run had ended"),
     };
     if let Exit::Signal(_) = exit {
         return Ok(exit);
     }
     shutdown.soft().cancel();
     match shutdown.run(signals, drain, working).await {
-        Ended::Finished(stopped) => stopped?,
+        Ended::Finished(()) => {}
         Ended::Forced(signal) => return Ok(Exit::Signal(signal)),
         Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
     }

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 
 use super::output::Output;
 use super::{ConfigArgs, Exit, demo};
-use crate::app::App;
+use crate::app::{App, Surroundings};
 use crate::config::{self, Env};
 use crate::shutdown::{Ended, Shutdown, Signals};
 use crate::telemetry::{self, field};
@@ -37,7 +37,7 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
         .await
         .with_context(|| format!("cannot listen on {bind}; is another server running there? (server.bind)"))?;
     let address = listener.local_addr()?;
-    let app = App::build(config, env).await?;
+    let app = App::build(config, Surroundings::of_this_program(env.clone())).await?;
     let shutdown = Shutdown::new();
     tracing::info!({ field::ADDRESS } = %address, "listening");
     if args.demo {
@@ -51,8 +51,7 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
         });
     }
     match shutdown.run(signals, drain, app.serve(listener, shutdown.clone())).await {
-        Ended::Finished(served) => {
-            served?;
+        Ended::Finished(()) => {
             tracing::info!("stopped");
             Ok(Exit::SUCCESS)
         }

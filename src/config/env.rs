@@ -20,6 +20,11 @@ impl Env {
         self.0.get(OsStr::new(name)).map(OsString::as_os_str)
     }
 
+    /// All variables.
+    pub const fn variables(&self) -> &BTreeMap<OsString, OsString> {
+        &self.0
+    }
+
     /// The variables that are settings: `HAMES_SECTION__KEY`, as (name, path in lower case, value). Names without
     /// a double underscore are somebody else's (`HAMES_RUN_ID` of a command, `HAMES_PORT` of a container platform).
     pub(super) fn settings(&self) -> impl Iterator<Item = (&str, Vec<String>, &OsStr)> {
