@@ -20,8 +20,8 @@ pub mod field {
     pub const ADDRESS: &str = "address";
     /// What a panic said.
     pub const PANIC: &str = "panic";
-    /// The id of a run.
-    pub const RUN: &str = "run";
+    /// Where it happened: file, line and column.
+    pub const PLACE: &str = "place";
     /// The name of a signal.
     pub const SIGNAL: &str = "signal";
     /// The name of a long-lived task.
@@ -41,9 +41,14 @@ pub enum TelemetryError {
     Started(#[from] tracing::subscriber::SetGlobalDefaultError),
 }
 
-/// Starts logging for the whole process, to standard error.
+/// Starts logging for the whole process, to standard error. Panics are records like all others.
 pub fn start(config: &LogConfig) -> Result<(), TelemetryError> {
     tracing::subscriber::set_global_default(subscriber(config, io::stderr)?)?;
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.payload_as_str().unwrap_or("a panic without a message");
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        tracing::error!({ field::PANIC } = text, { field::PLACE } = place, "panic");
+    }));
     Ok(())
 }
 

@@ -5,11 +5,11 @@
 //! server would, hames also goes on with runs that were left waiting there.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
 
 use anyhow::Context as _;
 use clap::Args;
 use reqwest::Url;
+use tokio::io::AsyncReadExt as _;
 
 use super::feed::Executor;
 use super::follow::{self, Followed, OnSignal};
@@ -54,13 +54,8 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
-    fn request(&self) -> anyhow::Result<RunRequest> {
-        let mut prompt = self.prompt.clone();
-        if prompt == "-" {
-            prompt.clear();
-            std::io::stdin().read_to_string(&mut prompt).context("the prompt cannot be read from standard input")?;
-        }
-        Ok(RunRequest {
+    fn request(&self, prompt: String) -> RunRequest {
+        RunRequest {
             agent: self.agent.clone(),
             input: RunInput::Text(prompt),
             model: self.model.clone(),
@@ -68,12 +63,19 @@ impl RunArgs {
             limits: LimitsPatch { timeout_ms: self.timeout, ..LimitsPatch::default() },
             metadata: self.metadata.iter().cloned().collect::<BTreeMap<_, _>>(),
             ..RunRequest::default()
-        })
+        }
     }
 }
 
 pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyhow::Result<Exit> {
-    let request = args.request()?;
+    let prompt = match args.prompt.as_str() {
+        "-" => tokio::select! {
+            read = read_prompt() => read?,
+            signal = signals.recv() => return Ok(Exit::Signal(signal)),
+        },
+        prompt => prompt.to_owned(),
+    };
+    let request = args.request(prompt);
     if let Some(url) = &args.url {
         let executor = Executor::Remote(Remote::new(url.clone())?);
         return show(&executor, request, args.json, &mut signals).await;
@@ -128,7 +130,10 @@ async fn show(executor: &Executor, request: RunRequest, json: bool, signals: &mu
     let mut stdout = std::io::stdout();
     let mut output = Output::new(&mut stdout);
     let mut renderer = Renderer::new(json);
-    let run = executor.create(request).await?;
+    let run = tokio::select! {
+        run = executor.create(request) => run?,
+        signal = signals.recv() => return Ok(Exit::Signal(signal)),
+    };
     let mut feed = executor.follow(run).await?;
     let on_signal = OnSignal::Abort(executor);
     match follow::follow(run, &mut feed, on_signal, signals, &mut renderer, &mut output).await? {
@@ -136,6 +141,13 @@ async fn show(executor: &Executor, request: RunRequest, json: bool, signals: &mu
         Followed::Signal(signal) => Ok(Exit::Signal(signal)),
         Followed::Past | Followed::Closed => anyhow::bail!("the events of {run} stopped before its end"),
     }
+}
+
+async fn read_prompt() -> anyhow::Result<String> {
+    let mut prompt = String::new();
+    let read = tokio::io::stdin().read_to_string(&mut prompt).await;
+    read.context("the prompt cannot be read from standard input")?;
+    Ok(prompt)
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {
@@ -188,7 +200,7 @@ mod tests {
             config: ConfigArgs { config: None },
         };
         assert_eq!(
-            serde_json::to_value(args.request().unwrap()).unwrap(),
+            serde_json::to_value(args.request("hi".to_owned())).unwrap(),
             serde_json::json!({
                 "input": "hi", "limits": {"timeout_ms": 5}, "context": {"strategy": "trim"}, "on_repeat": "warn",
                 "parallel_tools": "read_only", "metadata": {"k": "v"},

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use program::Program;
 use serde_json::json;
-use server::{Connection, RUN, Script, server};
+use server::{Connection, RUN, Script, Silence, server};
 
 fn said(seq: u64, text: &str) -> String {
     let content = json!([{"type": "text", "text": text}]);
@@ -100,7 +100,8 @@ async fn the_exit_code_is_0_for_completed_runs_only() {
 #[tokio::test]
 async fn the_prompt_can_come_from_standard_input_and_events_go_out_as_json() {
     let server = server(Script { connections: whole("completed"), ..Script::default() }).await;
-    let finished = Program::new(["run", "-", "--json", "--url", &server.url]).input("two\nlines").finish().await;
+    let finished =
+        Program::new(["run", "-", "--json", "--url", &server.url]).input("two\nlines").closed().finish().await;
     assert_eq!((finished.code, finished.stderr.as_str()), (Some(0), ""));
     let types: Vec<_> = finished
         .stdout
@@ -137,7 +138,7 @@ async fn a_server_that_is_not_there_is_named() {
 async fn the_first_interrupt_aborts_the_run_and_its_end_is_shown() {
     let connections = vec![Connection::open(None, started(), ended(3, "aborted"))];
     let server = server(Script { connections, ..Script::default() }).await;
-    let mut running = Program::new(["run", "hi", "--url", &server.url]).start();
+    let mut running = Program::new(["run", "hi", "--url", &server.url]).start().await;
     running.wait_for("agent demo").await;
     running.interrupt();
     let finished = running.finish().await;
@@ -148,8 +149,8 @@ async fn the_first_interrupt_aborts_the_run_and_its_end_is_shown() {
 #[tokio::test]
 async fn the_second_interrupt_waits_for_nothing() {
     let connections = vec![Connection::open(None, started(), String::new())];
-    let mut server = server(Script { connections, deaf: true, ..Script::default() }).await;
-    let mut running = Program::new(["run", "hi", "--url", &server.url]).start();
+    let mut server = server(Script { connections, silence: Silence::OnDelete, ..Script::default() }).await;
+    let mut running = Program::new(["run", "hi", "--url", &server.url]).start().await;
     running.wait_for("agent demo").await;
     running.interrupt();
     server.deletion().await;
@@ -158,10 +159,24 @@ async fn the_second_interrupt_waits_for_nothing() {
 }
 
 #[tokio::test]
+async fn an_interrupt_ends_the_program_while_it_waits_for_its_prompt_or_for_the_server() {
+    let mut server = server(Script { silence: Silence::OnCreate, ..Script::default() }).await;
+    // More than a pipe holds: once it is written, the program reads.
+    let waiting = Program::new(["run", "-", "--url", &server.url]).input(&"x".repeat(1 << 20)).start().await;
+    waiting.interrupt();
+    assert_eq!(waiting.finish().await.code, Some(130));
+
+    let creating = Program::new(["run", "hi", "--url", &server.url]).start().await;
+    server.creation().await;
+    creating.interrupt();
+    assert_eq!(creating.finish().await.code, Some(130));
+}
+
+#[tokio::test]
 async fn tail_follows_from_a_cursor_and_an_interrupt_leaves_the_run_alone() {
     let connections = vec![Connection::open(Some("2"), said(3, "Hello."), String::new())];
     let server = server(Script { connections, ..Script::default() }).await;
-    let mut running = Program::new(["tail", RUN, "--after", "2", "--url", &server.url]).start();
+    let mut running = Program::new(["tail", RUN, "--after", "2", "--url", &server.url]).start().await;
     running.wait_for("Hello.").await;
     running.interrupt();
     let finished = running.finish().await;
@@ -181,7 +196,7 @@ async fn tail_past_the_end_tells_how_it_ended() {
 async fn a_reader_that_goes_away_ends_tail_without_an_error() {
     let connections = vec![Connection::open(None, started(), ended(3, "completed"))];
     let mut server = server(Script { connections, ..Script::default() }).await;
-    let mut running = Program::new(["tail", RUN, "--url", &server.url]).start();
+    let mut running = Program::new(["tail", RUN, "--url", &server.url]).start().await;
     running.wait_for("agent demo").await;
     running.close_stdout();
     server.release();
@@ -196,7 +211,8 @@ async fn serve_stops_cleanly_on_a_signal() {
         .current_dir(directory.path())
         .env("HAMES_SERVER__BIND", "127.0.0.1:0")
         .env("HAMES_RUN__DRAIN_MS", "5000")
-        .start();
+        .start()
+        .await;
     running.wait_for_stderr("listening").await;
     running.terminate();
     let finished = running.finish().await;

@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
 use super::PATIENCE;
@@ -15,11 +15,23 @@ use super::PATIENCE;
 pub(super) struct Program {
     command: Command,
     input: Option<String>,
+    end: End,
+}
+
+/// What follows the input.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    /// Its end.
+    Closed,
+    /// Nothing; more might come.
+    Open,
 }
 
 /// A started program. Killed when dropped.
 pub(super) struct Running {
     child: Child,
+    /// Kept open.
+    stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
     stderr: ChildStderr,
     read: [String; 2],
@@ -38,7 +50,7 @@ impl Program {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hames"));
         command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.kill_on_drop(true);
-        Self { command, input: None }
+        Self { command, input: None, end: End::Open }
     }
 
     pub(super) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
@@ -51,26 +63,36 @@ impl Program {
         self
     }
 
+    /// Gives it a text on standard input, which stays open.
     pub(super) fn input(mut self, text: &str) -> Self {
         self.command.stdin(Stdio::piped());
         self.input = Some(text.to_owned());
         self
     }
 
-    pub(super) fn start(mut self) -> Running {
+    /// Ends standard input after the text.
+    pub(super) fn closed(mut self) -> Self {
+        self.end = End::Closed;
+        self
+    }
+
+    /// Starts it and waits until it took the input, but for what a pipe holds.
+    pub(super) async fn start(mut self) -> Running {
         let mut child = self.command.spawn().unwrap();
         let stdout = child.stdout.take();
         let stderr = child.stderr.take().unwrap();
-        Running { child, stdout, stderr, read: Default::default() }
+        let mut stdin = child.stdin.take();
+        if let (Some(pipe), Some(text)) = (&mut stdin, &self.input) {
+            pipe.write_all(text.as_bytes()).await.unwrap();
+        }
+        if self.end == End::Closed {
+            stdin = None;
+        }
+        Running { child, stdin, stdout, stderr, read: Default::default() }
     }
 
-    pub(super) async fn finish(mut self) -> Finished {
-        let input = self.input.take();
-        let mut running = self.start();
-        if let Some(text) = input {
-            running.child.stdin.take().unwrap().write_all(text.as_bytes()).await.unwrap();
-        }
-        running.finish().await
+    pub(super) async fn finish(self) -> Finished {
+        self.start().await.finish().await
     }
 }
 
@@ -119,6 +141,7 @@ impl Running {
         let status = timeout(PATIENCE, all).await.expect("the program does not end");
         stdout.push_str(std::str::from_utf8(&rest.0).unwrap());
         stderr.push_str(std::str::from_utf8(&rest.1).unwrap());
+        drop(self.stdin);
         Finished { code: status.code(), stdout, stderr }
     }
 }

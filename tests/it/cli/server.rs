@@ -25,8 +25,20 @@ pub(super) struct Script {
     pub(super) connections: Vec<Connection>,
     /// What `POST /runs` answers with 400.
     pub(super) refusal: Option<Value>,
-    /// `DELETE` is never answered.
-    pub(super) deaf: bool,
+    /// What is never answered.
+    pub(super) silence: Silence,
+}
+
+/// A request that is taken and never answered.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub(super) enum Silence {
+    /// None.
+    #[default]
+    Never,
+    /// `POST /runs`.
+    OnCreate,
+    /// `DELETE /runs/{id}`.
+    OnDelete,
 }
 
 /// One connection to the event stream.
@@ -85,6 +97,7 @@ pub(super) fn run(status: &str) -> Value {
 pub(super) struct Server {
     pub(super) url: String,
     shared: Arc<Shared>,
+    creations: watch::Receiver<usize>,
     deletions: watch::Receiver<usize>,
     task: JoinHandle<()>,
 }
@@ -93,7 +106,8 @@ struct Shared {
     connections: Mutex<VecDeque<Connection>>,
     requests: Mutex<Vec<Value>>,
     refusal: Option<Value>,
-    deaf: bool,
+    silence: Silence,
+    creations: watch::Sender<usize>,
     deletions: watch::Sender<usize>,
     released: watch::Sender<bool>,
 }
@@ -107,6 +121,11 @@ impl Server {
     /// How often the run was deleted.
     pub(super) fn deletions(&self) -> usize {
         *self.deletions.borrow()
+    }
+
+    /// Waits until a run was asked for.
+    pub(super) async fn creation(&mut self) {
+        timeout(PATIENCE, self.creations.wait_for(|count| *count > 0)).await.unwrap().unwrap();
     }
 
     /// Waits until the run was deleted.
@@ -127,12 +146,14 @@ impl Drop for Server {
 }
 
 pub(super) async fn server(script: Script) -> Server {
+    let (creations, created) = watch::channel(0);
     let (deletions, deleted) = watch::channel(0);
     let shared = Arc::new(Shared {
         connections: Mutex::new(script.connections.into()),
         requests: Mutex::default(),
         refusal: script.refusal,
-        deaf: script.deaf,
+        silence: script.silence,
+        creations,
         deletions,
         released: watch::Sender::new(false),
     });
@@ -145,11 +166,15 @@ pub(super) async fn server(script: Script) -> Server {
     let url = format!("http://{}", listener.local_addr().unwrap());
     #[expect(clippy::disallowed_methods, reason = "the handle is aborted when the server is dropped")]
     let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    Server { url, shared, deletions: deleted, task }
+    Server { url, shared, creations: created, deletions: deleted, task }
 }
 
 async fn create(State(shared): State<Arc<Shared>>, Json(body): Json<Value>) -> Response {
     shared.requests.lock().unwrap().push(body);
+    shared.creations.send_modify(|count| *count += 1);
+    if shared.silence == Silence::OnCreate {
+        std::future::pending::<()>().await;
+    }
     match &shared.refusal {
         Some(problem) => {
             let kind = [(header::CONTENT_TYPE, "application/problem+json")];
@@ -167,7 +192,7 @@ async fn show(Path(id): Path<String>) -> Json<Value> {
 async fn delete(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> StatusCode {
     assert_eq!(id, RUN);
     shared.deletions.send_modify(|count| *count += 1);
-    if shared.deaf {
+    if shared.silence == Silence::OnDelete {
         std::future::pending::<()>().await;
     }
     shared.released.send_replace(true);
