@@ -14,7 +14,7 @@ use super::env::{Env, PREFIX, SEPARATOR};
 use super::problem::{Origin, Problem, Problems, meant};
 use super::{Config, builtin, check};
 
-/// Loads the settings. Without a file there are built-in providers and agents: see [`builtin`].
+/// Loads the settings. Without a file there are built-in providers and agents.
 ///
 /// Relative paths in the settings are relative to the working directory.
 pub fn load(file: Option<&Path>, env: &Env) -> Result<Config, Problems> {
