@@ -9,6 +9,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod domain;
+pub mod event;
 pub mod provider;
 pub mod shutdown;
 pub mod store;
