@@ -566,25 +566,58 @@ async fn every_offset_of_an_open_message_gets_its_rest_as_one_delta() {
 
 #[tokio::test(start_paused = true)]
 async fn an_event_in_the_middle_of_a_message_keeps_its_place_between_the_words() {
+    // The long one fits no buffer, so that all who are late read it and what is before it in the log.
+    for length in [10, 2 * MAX_TAIL_BYTES] {
+        let event = EventBody::ModelError {
+            step: 1,
+            attempt: 1,
+            duration_ms: 0,
+            reason: FailureClass::Truncated,
+            message: "x".repeat(length),
+        };
+        let mut world = World::new();
+        world.step(&[EventBody::ModelStart { step: 1, attempt: 1 }], writing(1, 1));
+        let mut keeping_up = world.open_stream("0").await;
+        let mut late = world.open_stream("0").await;
+        let mut followed = drain(&mut keeping_up);
+        world.write(0, "one ");
+        followed.extend(drain(&mut keeping_up));
+        world.step(&[event], writing(1, 1));
+        world.write(0, "two");
+        followed.extend(drain(&mut keeping_up));
+        let ids = ["1", "1.4", "2", "2.7"];
+        assert_eq!(followed.iter().filter_map(|frame| frame.id.as_deref()).collect::<Vec<_>>(), ids);
+        assert!(drain(&mut late) == followed, "one order for all");
+        for (index, id) in ids.iter().enumerate() {
+            let got = drain(&mut world.open_stream(id).await);
+            assert!(got[1..] == followed[index + 2..], "after {id}");
+        }
+        assert_eq!(drain(&mut world.open_stream("1.2").await).get(1).map(delta).unwrap().3, "e ");
+        assert_eq!(drain(&mut world.open_stream("2.1").await).get(1).map(delta).unwrap().3, "ne two");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_never_go_back_for_a_reader_that_is_ahead_of_the_publication() {
     let mut world = World::new();
     world.step(&[EventBody::ModelStart { step: 1, attempt: 1 }], writing(1, 1));
-    let mut keeping_up = world.open_stream("0").await;
-    let mut late = world.open_stream("0").await;
-    let mut followed = drain(&mut keeping_up);
-    world.write(0, "one ");
-    followed.extend(drain(&mut keeping_up));
-    world.step(&[EventBody::CancelRequested {}], writing(1, 1));
-    world.write(0, "two");
-    followed.extend(drain(&mut keeping_up));
-    let ids = ["1", "1.4", "2", "2.7"];
-    assert_eq!(followed.iter().filter_map(|frame| frame.id.as_deref()).collect::<Vec<_>>(), ids);
-    assert_eq!(drain(&mut late), followed, "one order for all");
-    for (index, id) in ids.iter().enumerate() {
-        let got = drain(&mut world.open_stream(id).await);
-        assert_eq!(got[1..], followed[index + 2..], "after {id}");
-    }
-    assert_eq!(drain(&mut world.open_stream("1.2").await).get(1).map(delta).unwrap().3, "e ");
-    assert_eq!(drain(&mut world.open_stream("2.1").await).get(1).map(delta).unwrap().3, "ne two");
+    world.write(0, "one");
+    let mut reader = world.open_stream("0").await;
+    drain(&mut reader);
+    world.commit(&[EventBody::CancelRequested {}]);
+    assert!(reader.look().await.unwrap());
+    assert_eq!(drain(&mut reader)[0].id.as_deref(), Some("2"));
+    world.write(0, " two");
+    assert_eq!(drain(&mut reader), []);
+    world.publish(writing(1, 1));
+    let frames = drain(&mut reader);
+    assert_eq!(frames.iter().map(delta).collect::<Vec<_>>(), [("text_delta".into(), "2.7".into(), 3, " two".into())]);
+
+    // What a change overtakes is read again, in its place.
+    world.commit(&[EventBody::CancelRequested {}]);
+    world.write(0, "!");
+    assert!(reader.look().await.unwrap());
+    assert_eq!(drain(&mut reader).iter().map(delta).map(|delta| delta.1).collect::<Vec<_>>(), ["2.8"]);
 }
 
 /// dust-tt/dust#25944: a retried response replaces what the attempt before wrote.
