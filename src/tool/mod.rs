@@ -7,9 +7,15 @@ use std::sync::Arc;
 
 mod capture;
 pub mod command;
+pub mod executor;
+#[cfg(test)]
+mod fake;
 mod process;
+pub mod registry;
+pub mod schema;
 mod session;
 pub mod supervise;
+mod text;
 pub mod workspace;
 
 use async_trait::async_trait;

@@ -1,0 +1,263 @@
+//! Runs a group of calls that may overlap and gives each exactly one outcome, whatever its tool does.
+//!
+//! Two tasks per call: one for the tool, which may panic or block, and one that watches it and holds the clock, so
+//! that a timeout does not depend on anybody asking for the next outcome.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::Instrument as _;
+
+use super::workspace::Workspace;
+use super::{ProgressSink, Tool, ToolCtx, ToolError};
+use crate::domain::{Effect, OutcomeKind, RunId, ToolOutcome};
+
+/// How long a tool has to wind up after its token fired; then it is dropped, and has as long again to be gone.
+pub const GRACE: Duration = Duration::from_secs(1);
+
+/// A call that passed the registry's check.
+pub struct ReadyCall {
+    /// The call.
+    pub id: String,
+    /// Its tool.
+    pub tool: Arc<dyn Tool>,
+    /// Arguments that fit the tool's schema.
+    pub arguments: Map<String, Value>,
+}
+
+/// What the calls of a group share.
+#[derive(Clone)]
+pub struct GroupCtx {
+    /// The run.
+    pub run: RunId,
+    /// The files it may touch.
+    pub workspace: Arc<Workspace>,
+    /// Fires on cancel and deadline of the run; each call gets a child of it.
+    pub cancel: CancellationToken,
+    /// Most time for one call.
+    pub timeout: Duration,
+    /// Where calls tell what is going on.
+    pub progress: Arc<dyn ProgressSink>,
+}
+
+/// The end of one call of a group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Executed {
+    /// What the model reads.
+    pub outcome: ToolOutcome,
+    /// Why the run cannot go on, if it cannot: the tool said so, or it panicked.
+    pub fatal: Option<String>,
+}
+
+/// A group of calls at work. Dropping it cancels them all.
+pub struct Execution {
+    tasks: JoinSet<Executed>,
+    ids: HashMap<Id, String>,
+    _cancel: DropGuard,
+}
+
+/// Starts the calls, all at once. Must be called inside a tokio runtime.
+pub fn execute(calls: Vec<ReadyCall>, mut ctx: GroupCtx) -> Execution {
+    ctx.cancel = ctx.cancel.child_token();
+    let guard = ctx.cancel.clone().drop_guard();
+    let mut tasks = JoinSet::new();
+    let mut ids = HashMap::with_capacity(calls.len());
+    for call in calls {
+        let id = call.id.clone();
+        let handle = tasks.spawn(supervise(call, ctx.clone()).in_current_span());
+        ids.insert(handle.id(), id);
+    }
+    Execution { tasks, ids, _cancel: guard }
+}
+
+impl Execution {
+    /// The next call to end; `None` when each call has given its outcome. Safe to drop and call again.
+    pub async fn next(&mut self) -> Option<Executed> {
+        let (id, executed) = match self.tasks.join_next_with_id().await? {
+            Ok((id, executed)) => (id, Ok(executed)),
+            Err(error) => (error.id(), Err(error)),
+        };
+        let call_id = self.ids.remove(&id);
+        Some(executed.unwrap_or_else(|error| {
+            let call_id = call_id.unwrap_or_default();
+            tracing::error!(call_id, error = &error as &dyn std::error::Error, "the supervisor of a tool call died");
+            let content = "This call failed inside the server. Its effects may have happened.".to_owned();
+            let outcome = ToolOutcome { call_id, kind: OutcomeKind::Error, content, duration_ms: 0 };
+            Executed { outcome, fatal: Some("the supervisor of a tool call died".to_owned()) }
+        }))
+    }
+}
+
+/// What the tool's own task gives.
+struct Finished {
+    result: Result<String, ToolError>,
+    /// Measured where the tool ended, not where somebody noticed.
+    after: Duration,
+    /// Whether the call had been told to stop by then.
+    told_to_stop: bool,
+}
+
+/// Why a call has to stop.
+#[derive(Clone, Copy)]
+enum Stop {
+    TimedOut,
+    Cancelled,
+}
+
+impl Stop {
+    const fn kind(self) -> OutcomeKind {
+        match self {
+            Self::TimedOut => OutcomeKind::TimedOut,
+            Self::Cancelled => OutcomeKind::Aborted,
+        }
+    }
+}
+
+/// How a stopped call went.
+#[derive(Clone, Copy)]
+enum Departure {
+    /// It returned within the grace.
+    WoundUp,
+    /// It was dropped.
+    Dropped,
+    /// It could not even be dropped: it blocks its thread.
+    Stuck,
+}
+
+async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
+    let ReadyCall { id, tool, arguments } = call;
+    let name = tool.spec().name.clone();
+    let effect = tool.effect();
+    let (timeout, cancel) = (ctx.timeout, ctx.cancel.child_token());
+    let started = Instant::now();
+    let executed = |kind, content, fatal| {
+        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Executed { outcome: ToolOutcome { call_id: id.clone(), kind, content, duration_ms }, fatal }
+    };
+    if cancel.is_cancelled() {
+        let text = format!("`{name}` was not started: the run was stopped first. Nothing was executed.");
+        return executed(OutcomeKind::Aborted, text, None);
+    }
+
+    let tool_ctx = ToolCtx {
+        run: ctx.run,
+        call_id: id.clone(),
+        workspace: ctx.workspace,
+        cancel: cancel.clone(),
+        progress: ctx.progress,
+    };
+    let mut task = JoinSet::new();
+    task.spawn(
+        async move {
+            let result = tool.call(&tool_ctx, &arguments).await;
+            Finished { result, after: started.elapsed(), told_to_stop: tool_ctx.cancel.is_cancelled() }
+        }
+        .in_current_span(),
+    );
+
+    let panicked = |error: JoinError| {
+        let panic = error.try_into_panic().map_or_else(|error| error.to_string(), |payload| panic_text(&*payload));
+        tracing::error!(tool = %name, call_id = id, panic, "a tool panicked");
+        format!("the tool `{name}` panicked; the server's log has the details")
+    };
+    // What a tool returns after it was told to stop, or after its time, is refused: it may have stopped half-way.
+    let ended = |joined: Option<Result<Finished, JoinError>>, stop: Option<Stop>| {
+        let stopped = |stop: Stop| stopped_text(name.as_str(), effect, stop, Departure::WoundUp, timeout);
+        match joined {
+            Some(Ok(finished)) => {
+                let late = if finished.told_to_stop {
+                    Some(stop.unwrap_or(Stop::Cancelled))
+                } else if finished.after > timeout {
+                    Some(Stop::TimedOut)
+                } else {
+                    None
+                };
+                match (late, finished.result) {
+                    (Some(stop), result) => executed(stop.kind(), stopped(stop), fatal(&result)),
+                    (None, Ok(content)) => executed(OutcomeKind::Result, content, None),
+                    (None, Err(error)) => {
+                        let text = error.to_string();
+                        executed(OutcomeKind::Error, text, fatal(&Err(error)))
+                    }
+                }
+            }
+            Some(Err(error)) => {
+                let text = format!("`{name}` failed inside the server. {}", effects_text(effect));
+                let (kind, text) = stop.map_or((OutcomeKind::Error, text), |stop| (stop.kind(), stopped(stop)));
+                executed(kind, text, Some(panicked(error)))
+            }
+            // The set holds one task until it is joined, so this does not happen; it still is an outcome.
+            None => executed(OutcomeKind::Error, format!("`{name}` gave no result."), None),
+        }
+    };
+    let stop = tokio::select! {
+        biased;
+        joined = task.join_next() => return ended(joined, None),
+        () = cancel.cancelled() => Stop::Cancelled,
+        () = tokio::time::sleep(timeout) => Stop::TimedOut,
+    };
+
+    cancel.cancel();
+    let departure = match tokio::time::timeout(GRACE, task.join_next()).await {
+        Ok(joined) => return ended(joined, Some(stop)),
+        Err(_) => {
+            task.abort_all();
+            match tokio::time::timeout(GRACE, task.join_next()).await {
+                Ok(_) => Departure::Dropped,
+                Err(_) => Departure::Stuck,
+            }
+        }
+    };
+    match departure {
+        Departure::WoundUp => {}
+        Departure::Dropped => tracing::warn!(tool = %name, call_id = id, "a tool ignored its stop and was dropped"),
+        Departure::Stuck => {
+            tracing::error!(tool = %name, call_id = id, "a tool blocks its thread and cannot be stopped")
+        }
+    }
+    executed(stop.kind(), stopped_text(name.as_str(), effect, stop, departure, timeout), None)
+}
+
+fn fatal(result: &Result<String, ToolError>) -> Option<String> {
+    match result {
+        Ok(_) | Err(ToolError::Respond(_)) => None,
+        Err(ToolError::Fatal(reason)) => Some(reason.clone()),
+    }
+}
+
+/// What the model reads of a call that was stopped. It was running, and the text never says otherwise.
+fn stopped_text(name: &str, effect: Effect, stop: Stop, departure: Departure, timeout: Duration) -> String {
+    let why = match stop {
+        Stop::TimedOut => format!("`{name}` was running and did not finish within {} ms", timeout.as_millis()),
+        Stop::Cancelled => format!("`{name}` was running when the run was stopped"),
+    };
+    let how = match departure {
+        Departure::WoundUp => "it was told to stop and did",
+        Departure::Dropped => "it was told to stop, did not, and was abandoned",
+        Departure::Stuck => "it was told to stop, did not, and may still be running",
+    };
+    format!("{why}; {how}. Its result is lost. {}", effects_text(effect))
+}
+
+const fn effects_text(effect: Effect) -> &'static str {
+    match effect {
+        Effect::ReadOnly => "It only reads, so it changed nothing.",
+        Effect::Idempotent | Effect::SideEffect => {
+            "Its effects may have happened, wholly or in part: look before you repeat it."
+        }
+    }
+}
+
+fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "not a text".to_owned())
+}
+
+#[cfg(test)]
+#[path = "executor_tests.rs"]
+mod tests;

@@ -1,0 +1,342 @@
+use std::future::pending;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::{Barrier, Notify};
+use tokio::time::sleep;
+
+use super::super::fake::{FakeTool, NoProgress};
+use super::*;
+use crate::domain::RunId;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+struct Group {
+    ctx: GroupCtx,
+    calls: Vec<ReadyCall>,
+    _dir: tempfile::TempDir,
+}
+
+impl Group {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let ctx = GroupCtx {
+            run: RunId::new(uuid::Uuid::nil()),
+            workspace: Arc::new(Workspace::scratch(&dir.path().join("ws")).unwrap()),
+            cancel: CancellationToken::new(),
+            timeout: TIMEOUT,
+            progress: Arc::new(NoProgress),
+        };
+        Self { ctx, calls: Vec::new(), _dir: dir }
+    }
+
+    fn call<F>(mut self, id: &str, effect: Effect, work: impl Fn(ToolCtx) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<String, ToolError>> + Send + 'static,
+    {
+        let tool = FakeTool::new("tool", effect, work);
+        self.calls.push(ReadyCall { id: id.to_owned(), tool, arguments: Map::new() });
+        self
+    }
+
+    fn start(self) -> Execution {
+        execute(self.calls, self.ctx)
+    }
+}
+
+fn executed(id: &str, kind: OutcomeKind, content: &str, duration_ms: u64) -> Executed {
+    let outcome = ToolOutcome { call_id: id.to_owned(), kind, content: content.to_owned(), duration_ms };
+    Executed { outcome, fatal: None }
+}
+
+async fn all(mut execution: Execution) -> Vec<Executed> {
+    let mut all = Vec::new();
+    while let Some(one) = execution.next().await {
+        all.push(one);
+    }
+    assert_eq!(execution.next().await, None);
+    all
+}
+
+/// Outcomes in the order of their calls.
+async fn by_id(execution: Execution) -> Vec<Executed> {
+    let mut all = all(execution).await;
+    all.sort_by(|one, other| one.outcome.call_id.cmp(&other.outcome.call_id));
+    all
+}
+
+const TIMED_OUT: &str = "`tool` was running and did not finish within 30000 ms; it was told to stop and did. Its result is \
+                         lost. Its effects may have happened, wholly or in part: look before you repeat it.";
+const CANCELLED: &str = "`tool` was running when the run was stopped; it was told to stop and did. Its result is lost. Its \
+                         effects may have happened, wholly or in part: look before you repeat it.";
+const DROPPED: &str = "`tool` was running when the run was stopped; it was told to stop, did not, and was abandoned. Its \
+                       result is lost. It only reads, so it changed nothing.";
+
+#[tokio::test(start_paused = true)]
+async fn outcomes_come_as_soon_as_they_exist() {
+    let after = |seconds: u64| {
+        move |_| async move {
+            sleep(Duration::from_secs(seconds)).await;
+            Ok(format!("{seconds}"))
+        }
+    };
+    let group = Group::new().call("slow", Effect::ReadOnly, after(3)).call("fast", Effect::ReadOnly, after(1)).call(
+        "middle",
+        Effect::ReadOnly,
+        after(2),
+    );
+    assert_eq!(
+        all(group.start()).await,
+        [
+            executed("fast", OutcomeKind::Result, "1", 1_000),
+            executed("middle", OutcomeKind::Result, "2", 2_000),
+            executed("slow", OutcomeKind::Result, "3", 3_000),
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_a_group_overlap() {
+    let barrier = Arc::new(Barrier::new(3));
+    let meet = || {
+        let barrier = Arc::clone(&barrier);
+        move |_| {
+            let barrier = Arc::clone(&barrier);
+            async move {
+                barrier.wait().await;
+                Ok(String::new())
+            }
+        }
+    };
+    let group = Group::new().call("a", Effect::ReadOnly, meet()).call("b", Effect::ReadOnly, meet()).call(
+        "c",
+        Effect::ReadOnly,
+        meet(),
+    );
+    let kinds: Vec<_> = all(group.start()).await.iter().map(|one| one.outcome.kind).collect();
+    assert_eq!(kinds, [OutcomeKind::Result; 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_for_the_model_or_end_the_run() {
+    let group = Group::new()
+        .call("a", Effect::ReadOnly, |_| async { Err(ToolError::Respond("no such file".to_owned())) })
+        .call("b", Effect::ReadOnly, |_| async { Err(ToolError::Fatal("the disk is gone".to_owned())) });
+    let fatal = Executed {
+        fatal: Some("the disk is gone".to_owned()),
+        ..executed("b", OutcomeKind::Error, "the disk is gone", 0)
+    };
+    assert_eq!(by_id(group.start()).await, [executed("a", OutcomeKind::Error, "no such file", 0), fatal]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_one_outcome_and_leaves_the_others_alone() {
+    let slow = |_| async {
+        sleep(Duration::from_secs(1)).await;
+        Ok("fine".to_owned())
+    };
+    let group = Group::new()
+        .call("a", Effect::ReadOnly, slow)
+        .call("b", Effect::SideEffect, |_| async { panic!("a secret detail") })
+        .call("c", Effect::ReadOnly, slow);
+    let text =
+        "`tool` failed inside the server. Its effects may have happened, wholly or in part: look before you repeat it.";
+    let panicked = Executed {
+        fatal: Some("the tool `tool` panicked; the server's log has the details".to_owned()),
+        ..executed("b", OutcomeKind::Error, text, 0)
+    };
+    assert_eq!(
+        by_id(group.start()).await,
+        [
+            executed("a", OutcomeKind::Result, "fine", 1_000),
+            panicked,
+            executed("c", OutcomeKind::Result, "fine", 1_000)
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_reaches_the_tool_and_its_late_result_is_refused() {
+    let group = Group::new().call("a", Effect::SideEffect, |ctx: ToolCtx| async move {
+        ctx.cancel.cancelled().await;
+        sleep(Duration::from_millis(500)).await;
+        Ok("late".to_owned())
+    });
+    assert_eq!(all(group.start()).await, [executed("a", OutcomeKind::TimedOut, TIMED_OUT, 30_500)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_at_the_last_moment_counts_and_one_after_it_does_not() {
+    let after = |time: Duration| {
+        move |_| async move {
+            sleep(time).await;
+            Ok("done".to_owned())
+        }
+    };
+    let group = Group::new().call("in time", Effect::SideEffect, after(TIMEOUT - Duration::from_millis(1))).call(
+        "late",
+        Effect::SideEffect,
+        after(TIMEOUT + Duration::from_millis(1)),
+    );
+    assert_eq!(
+        all(group.start()).await,
+        [
+            executed("in time", OutcomeKind::Result, "done", 29_999),
+            executed("late", OutcomeKind::TimedOut, TIMED_OUT, 30_001)
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_clock_runs_while_nobody_asks() {
+    let told = Arc::new(Notify::new());
+    let group = Group::new().call("a", Effect::SideEffect, {
+        let told = Arc::clone(&told);
+        move |ctx: ToolCtx| {
+            let told = Arc::clone(&told);
+            async move {
+                ctx.cancel.cancelled().await;
+                told.notify_one();
+                Ok(String::new())
+            }
+        }
+    });
+    let execution = group.start();
+    told.notified().await;
+    assert_eq!(all(execution).await, [executed("a", OutcomeKind::TimedOut, TIMED_OUT, 30_000)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_that_ignores_its_stop_is_dropped_after_the_grace() {
+    struct Gone(Arc<AtomicUsize>);
+    impl Drop for Gone {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let gone = Arc::new(AtomicUsize::new(0));
+    let mut group = Group::new().call("a", Effect::SideEffect, {
+        let gone = Arc::clone(&gone);
+        move |_| {
+            let gone = Gone(Arc::clone(&gone));
+            async move {
+                let _gone = gone;
+                pending().await
+            }
+        }
+    });
+    group.ctx.timeout = Duration::from_millis(10);
+    let all = all(group.start()).await;
+    assert_eq!(gone.load(Ordering::SeqCst), 1, "the outcome came before the tool was gone");
+    let text = "`tool` was running and did not finish within 10 ms; it was told to stop, did not, and was abandoned. Its \
+                result is lost. Its effects may have happened, wholly or in part: look before you repeat it.";
+    assert_eq!(all, [executed("a", OutcomeKind::TimedOut, text, 1_010)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_without_end_is_none() {
+    let mut group = Group::new().call("a", Effect::ReadOnly, |_| async {
+        sleep(Duration::from_secs(1_000_000)).await;
+        Ok("done".to_owned())
+    });
+    group.ctx.timeout = Duration::MAX;
+    assert_eq!(all(group.start()).await, [executed("a", OutcomeKind::Result, "done", 1_000_000_000)]);
+}
+
+/// pydantic/pydantic-ai#7993, variant A: what has finished keeps its result, only the rest is aborted.
+#[tokio::test(start_paused = true)]
+async fn cancel_keeps_what_has_finished() {
+    let group = Group::new()
+        .call("a", Effect::ReadOnly, |_| async { Ok("done".to_owned()) })
+        .call("b", Effect::SideEffect, |ctx: ToolCtx| async move {
+            ctx.cancel.cancelled().await;
+            Ok("late".to_owned())
+        })
+        .call("c", Effect::ReadOnly, |_| pending());
+    let cancel = group.ctx.cancel.clone();
+    let mut execution = group.start();
+    assert_eq!(execution.next().await, Some(executed("a", OutcomeKind::Result, "done", 0)));
+    cancel.cancel();
+    assert_eq!(
+        all(execution).await,
+        [executed("b", OutcomeKind::Aborted, CANCELLED, 0), executed("c", OutcomeKind::Aborted, DROPPED, 1_000)]
+    );
+}
+
+/// The same, but the result was there before the cancel and nobody had asked for it yet.
+#[tokio::test(start_paused = true)]
+async fn cancel_keeps_a_result_nobody_has_asked_for() {
+    let group = Group::new().call("a", Effect::ReadOnly, |_| async { Ok("done".to_owned()) }).call(
+        "b",
+        Effect::ReadOnly,
+        |_| pending(),
+    );
+    let cancel = group.ctx.cancel.clone();
+    let execution = group.start();
+    sleep(Duration::from_secs(1)).await;
+    cancel.cancel();
+    assert_eq!(
+        all(execution).await,
+        [executed("a", OutcomeKind::Result, "done", 0), executed("b", OutcomeKind::Aborted, DROPPED, 2_000)]
+    );
+}
+
+/// pydantic/pydantic-ai#7993, variant B: none has finished; anthropics/claude-code#86001: none is said not to have run.
+#[tokio::test(start_paused = true)]
+async fn cancel_of_a_whole_group_answers_every_call() {
+    let stop = |ctx: ToolCtx| async move {
+        ctx.cancel.cancelled().await;
+        Err(ToolError::Respond("interrupted".to_owned()))
+    };
+    let group = Group::new().call("a", Effect::SideEffect, stop).call("b", Effect::SideEffect, stop);
+    let cancel = group.ctx.cancel.clone();
+    let execution = group.start();
+    sleep(Duration::from_secs(1)).await;
+    cancel.cancel();
+    assert_eq!(
+        by_id(execution).await,
+        [executed("a", OutcomeKind::Aborted, CANCELLED, 1_000), executed("b", OutcomeKind::Aborted, CANCELLED, 1_000)]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_starts_after_a_cancel() {
+    let group = Group::new().call("a", Effect::SideEffect, |_| async { panic!("it was started") });
+    group.ctx.cancel.cancel();
+    let text = "`tool` was not started: the run was stopped first. Nothing was executed.";
+    assert_eq!(all(group.start()).await, [executed("a", OutcomeKind::Aborted, text, 0)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_an_execution_stops_its_calls_and_nothing_else() {
+    let told = Arc::new(Notify::new());
+    let (started, start) = (Arc::new(Notify::new()), CancellationToken::new());
+    let mut group = Group::new().call("a", Effect::SideEffect, {
+        let (told, started) = (Arc::clone(&told), Arc::clone(&started));
+        move |ctx: ToolCtx| {
+            struct Tell(Arc<Notify>, CancellationToken);
+            impl Drop for Tell {
+                fn drop(&mut self) {
+                    assert!(self.1.is_cancelled());
+                    self.0.notify_one();
+                }
+            }
+            let (tell, started) = (Tell(Arc::clone(&told), ctx.cancel), Arc::clone(&started));
+            async move {
+                let _tell = tell;
+                started.notify_one();
+                pending().await
+            }
+        }
+    });
+    group.ctx.cancel = start.clone();
+    let execution = group.start();
+    started.notified().await;
+    drop(execution);
+    told.notified().await;
+    assert!(!start.is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_calls_are_no_outcomes() {
+    assert_eq!(all(Group::new().start()).await, []);
+}
