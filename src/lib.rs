@@ -10,6 +10,7 @@ pub mod cli;
 pub mod config;
 pub mod domain;
 pub mod event;
+pub mod http;
 pub mod provider;
 pub mod shutdown;
 pub mod store;

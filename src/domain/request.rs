@@ -1,8 +1,11 @@
 //! What a caller asks for, before any name is resolved or any default filled in.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use super::{ContextStrategy, OnRepeat, ParallelTools};
@@ -10,7 +13,7 @@ use super::{ContextStrategy, OnRepeat, ParallelTools};
 /// The body of `POST /runs`. Only `input` is required. A caller narrows what the agent and the server
 /// allow and never widens it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 pub struct RunRequest {
     /// A configured agent; the server's default agent when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,7 +50,7 @@ pub struct RunRequest {
 }
 
 /// What to work on: a text, or a conversation that ends with a user message.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum RunInput {
     /// One user message.
@@ -64,7 +67,7 @@ impl Default for RunInput {
 
 /// One message of the conversation so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 pub struct InputMessage {
     /// Who said it.
     pub role: InputRole,
@@ -83,7 +86,7 @@ pub enum InputRole {
 }
 
 /// A text, or a list of text parts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum TextOrParts {
     /// One text part.
@@ -92,9 +95,52 @@ pub enum TextOrParts {
     Parts(Vec<TextPart>),
 }
 
+impl<'de> Deserialize<'de> for RunInput {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let visitor = TextOrList::new("a text or a list of messages", Self::Text, Self::Messages);
+        deserializer.deserialize_any(visitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for TextOrParts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let visitor = TextOrList::new("a text or a list of parts", Self::Text, Self::Parts);
+        deserializer.deserialize_any(visitor)
+    }
+}
+
+/// Reads a text or a list. Unlike a derived untagged enum it reports an error at the place where it is.
+struct TextOrList<T, I> {
+    expected: &'static str,
+    text: fn(String) -> T,
+    list: fn(Vec<I>) -> T,
+}
+
+impl<T, I> TextOrList<T, I> {
+    fn new(expected: &'static str, text: fn(String) -> T, list: fn(Vec<I>) -> T) -> Self {
+        Self { expected, text, list }
+    }
+}
+
+impl<'de, T, I: Deserialize<'de>> Visitor<'de> for TextOrList<T, I> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        Ok((self.text)(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<T, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(items)).map(self.list)
+    }
+}
+
 /// A part of an input message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "type", rename_all = "snake_case", from = "TextPartForm")]
 pub enum TextPart {
     /// Plain text.
     Text {
@@ -103,9 +149,32 @@ pub enum TextPart {
     },
 }
 
+/// A text part as it is read: an object, with an error for each field that says where it is.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+struct TextPartForm {
+    #[serde(rename = "type")]
+    kind: TextPartKind,
+    text: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum TextPartKind {
+    Text,
+}
+
+impl From<TextPartForm> for TextPart {
+    fn from(form: TextPartForm) -> Self {
+        match form.kind {
+            TextPartKind::Text => Self::Text { text: form.text },
+        }
+    }
+}
+
 /// Bounds a caller may set; what is absent takes the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 pub struct LimitsPatch {
     /// Most model responses; at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -134,7 +203,7 @@ pub struct LimitsPatch {
 
 /// Context settings a caller may set; what is absent takes the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 pub struct ContextPatch {
     /// What happens to rounds that do not fit.
     #[serde(default)]
@@ -161,5 +230,40 @@ impl FieldError {
     /// An error at a path.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { path: path.into(), message: message.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn input_is_a_text_or_messages_and_reads_itself_back() {
+        for value in [
+            json!({"input": "hi", "limits": {}, "context": {"strategy": "trim"}, "on_repeat": "warn",
+                   "parallel_tools": "read_only"}),
+            json!({"input": [{"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                             {"role": "assistant", "content": "ho"}],
+                   "limits": {"max_steps": 1}, "context": {"strategy": "trim", "max_tokens": 5}, "on_repeat": "stop",
+                   "parallel_tools": "never"}),
+        ] {
+            let request: RunRequest = serde_json::from_value(value.clone()).unwrap();
+            assert_eq!(serde_json::to_value(&request).unwrap(), value);
+        }
+    }
+
+    #[test]
+    fn a_wrong_input_is_named_for_what_it_is() {
+        for (input, message) in [
+            (json!(7), "invalid type: integer `7`, expected a text or a list of messages"),
+            (json!([{"role": "user", "content": 7}]), "invalid type: integer `7`, expected a text or a list of parts"),
+            (json!([{"role": "robot", "content": ""}]), "unknown variant `robot`, expected `user` or `assistant`"),
+            (json!([{"role": "user"}]), "missing field `content`"),
+        ] {
+            let error = serde_json::from_value::<RunInput>(input).unwrap_err().to_string();
+            assert_eq!(error, message);
+        }
     }
 }

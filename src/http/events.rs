@@ -1,0 +1,324 @@
+//! `GET /runs/{id}/events`: the log of a run, as a stream that can be resumed or as JSON pages.
+
+use std::convert::Infallible;
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderName, StatusCode};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+use utoipa::ToSchema;
+
+use super::extract::{RunPath, Tenant};
+use super::negotiate::{EVENT_STREAM, Form};
+use super::page;
+use super::problem::{Problem, ProblemCode, clipped};
+use super::query::{FromQuery, Query, QueryReader};
+use super::spec::RunProblems;
+use super::state::HttpState;
+use crate::domain::{Event, EventBody, RunId, Seq, TenantId, Timestamp};
+use crate::event::{Cursor, Subscribed, Subscription};
+
+/// Where a reader of a stream stood when it lost its connection (WHATWG HTML, server-sent events).
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// Tells nginx and its kin to pass each event on as it comes.
+const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// How long a stream may be silent, once nothing is committed any more, before it is taken to be at its end.
+const QUIET: Duration = Duration::from_millis(250);
+
+/// A JSON page ends early once its events are larger than this, so that memory stays bounded.
+const PAGE_BYTES: usize = 4 * 1024 * 1024;
+
+/// Events read from the store at once for a JSON page.
+const PAGE_STEP: u32 = 20;
+
+/// Which events.
+pub(super) struct EventsQuery {
+    after: Option<String>,
+    limit: Option<u32>,
+}
+
+impl FromQuery for EventsQuery {
+    fn from_query(query: &mut QueryReader) -> Result<Self, Problem> {
+        let after = query.one("after", |text| Ok(text.to_owned()))?;
+        Ok(Self { after, limit: page::optional_limit(query)? })
+    }
+}
+
+/// A page of events.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EventPage {
+    /// The events, in order.
+    data: Vec<EventView>,
+    /// `after` of the next page; `null` when this page reaches the newest event.
+    next_after: Option<Seq>,
+}
+
+/// One event of a run's log. The same number always has the same content.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Event)]
+pub(super) struct EventView {
+    /// The run.
+    #[schema(value_type = String, example = "run_019000000000700080000000000000ab")]
+    run_id: RunId,
+    /// Its number in the run: 1, 2, 3, … without gap.
+    #[schema(minimum = 1)]
+    seq: Seq,
+    /// When it was committed.
+    #[schema(value_type = String, format = DateTime)]
+    time: Timestamp,
+    /// What happened.
+    #[serde(flatten)]
+    body: EventBody,
+}
+
+/// Follow a run, or read its log
+///
+/// With `Accept: text/event-stream`: server-sent events. The first frame is a `snapshot` (no id) with the run as it
+/// stands; then every event of the log after the reader's cursor, each with its number as `id`; then what happens,
+/// as it happens: events as they are committed, and between them the fragments of the message being written
+/// (`text_delta`, `reasoning_delta`, `tool_call_delta`, `tool_progress`). A fragment of text has the id `SEQ.OFFSET`,
+/// OFFSET counting Unicode scalar values of the message. Connect again with the last id in `Last-Event-ID` (or in
+/// `after`) and the stream goes on exactly there. A comment comes every 15 seconds when nothing else does. After
+/// `run_end` the server closes; a stream resumed past it gets 204. Closing a stream never stops the run.
+///
+/// Otherwise: the log in JSON pages.
+#[utoipa::path(get, path = "/runs/{id}/events", operation_id = "list_events", tag = "runs",
+    params(
+        ("id" = String, Path, description = "The run.", example = "run_019000000000700080000000000000ab"),
+        ("after" = Option<String>, Query, example = "17",
+            description = "The cursor: only what follows it. `SEQ`, or `SEQ.OFFSET` for a place inside the message being written."),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 200,
+            description = "Most events of a JSON page; 50 if absent. A page also ends after 4 MiB."),
+        ("Last-Event-ID" = Option<String>, Header, description = "The cursor, as browsers send it. Wins over `after`."),
+    ),
+    responses(
+        (status = 200, description = "The stream, or one page.", headers(
+            ("Cache-Control" = Option<String>, description = "`no-cache` for a stream."),
+            ("X-Accel-Buffering" = Option<String>, description = "`no` for a stream.")),
+            content((EventPage = "application/json"), (String = "text/event-stream"))),
+        (status = 204, description = "The run has ended and the stream's cursor lies behind its last event: do not connect again."),
+        RunProblems,
+    ))]
+pub(super) async fn events(
+    Query(query): Query<EventsQuery>,
+    Tenant(tenant): Tenant,
+    RunPath(id): RunPath,
+    form: Form,
+    State(state): State<HttpState>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let position = Position::of(&headers, query.after.as_deref())?;
+    match (form, query.limit) {
+        (Form::EventStream, Some(_)) => {
+            Err(Problem::new(ProblemCode::InvalidQuery, "?limit: is for JSON pages; a stream has no limit."))
+        }
+        (Form::EventStream, None) => match state.parts().streams.subscribe(&tenant, id, position.cursor).await? {
+            Subscribed::Past => Ok(StatusCode::NO_CONTENT.into_response()),
+            Subscribed::Stream(subscription) => Ok(stream(&state, id, subscription)),
+        },
+        (Form::Json, limit) => json_page(&state, &tenant, id, position.seq, limit.unwrap_or(page::DEFAULT_LIMIT)).await,
+    }
+}
+
+/// Where a reader stands.
+#[derive(Default)]
+struct Position {
+    cursor: Cursor,
+    /// The number in the cursor.
+    seq: Seq,
+}
+
+impl Position {
+    fn of(headers: &HeaderMap, after: Option<&str>) -> Result<Self, Problem> {
+        let invalid = |name: &str, error: &str| {
+            Problem::new(ProblemCode::InvalidCursor, format!("{name}: {}", clipped(error, 200)))
+        };
+        let (name, text) = match headers.get(LAST_EVENT_ID) {
+            // Browsers leave the header out when they have no id; others send it empty.
+            Some(value) if !value.is_empty() => {
+                let text =
+                    value.to_str().map_err(|_| invalid("Last-Event-ID", "not a cursor; expected SEQ or SEQ.OFFSET"))?;
+                ("Last-Event-ID", text)
+            }
+            Some(_) | None => match after {
+                Some(text) => ("after", text),
+                None => return Ok(Self::default()),
+            },
+        };
+        let cursor = text.parse::<Cursor>().map_err(|error| invalid(name, &error.to_string()))?;
+        let seq = text.split('.').next().unwrap_or_default();
+        let seq = seq.parse().map_err(|_| invalid(name, "not a cursor; expected SEQ or SEQ.OFFSET"))?;
+        Ok(Self { cursor, seq })
+    }
+}
+
+/// The answer that carries a subscription.
+pub(super) fn stream(state: &HttpState, run: RunId, subscription: Subscription) -> Response {
+    let feed = Feed { subscription, run, closing: state.parts().stages.closing.clone() };
+    let frames = stream::unfold(feed, |mut feed| async move {
+        let frame = feed.next().await?;
+        Some((Ok::<_, Infallible>(frame), feed))
+    });
+    let headers = [(CONTENT_TYPE, EVENT_STREAM), (CACHE_CONTROL, "no-cache"), (ACCEL_BUFFERING, "no")];
+    (headers, Body::from_stream(frames)).into_response()
+}
+
+/// A subscription on its way to a client. Dropped with the connection; the run does not notice.
+struct Feed {
+    subscription: Subscription,
+    run: RunId,
+    closing: CancellationToken,
+}
+
+impl Feed {
+    /// The next frame. `None` ends the stream: after `run_end`, after the last committed event of a server that
+    /// stops, or when the store fails; the client resumes where it was.
+    async fn next(&mut self) -> Option<Bytes> {
+        let mut next = pin!(self.subscription.next());
+        let frame = tokio::select! {
+            biased;
+            frame = &mut next => frame,
+            () = self.closing.cancelled() => tokio::time::timeout(QUIET, next).await.unwrap_or(Ok(None)),
+        };
+        frame.unwrap_or_else(|error| {
+            tracing::error!(run = %self.run, error = %error, "an event stream ends early: the log cannot be read");
+            None
+        })
+    }
+}
+
+async fn json_page(
+    state: &HttpState,
+    tenant: &TenantId,
+    id: RunId,
+    after: Seq,
+    limit: u32,
+) -> Result<Response, Problem> {
+    let store = &state.parts().store;
+    let run = store.run(tenant, id).await?.ok_or_else(Problem::run_not_found)?;
+    if after > run.last_seq {
+        return Err(Problem::beyond_end(run.last_seq));
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let mut page = PageWriter::new(limit);
+    let mut last = after;
+    loop {
+        let events = store.events_after(tenant, id, last, PAGE_STEP).await?;
+        let at_end = events.len() < usize::try_from(PAGE_STEP).unwrap_or(usize::MAX);
+        for event in &events {
+            if page.is_full() {
+                return Ok(page.finish(Some(last)));
+            }
+            page.push(event);
+            last = event.seq;
+        }
+        if at_end {
+            return Ok(page.finish(None));
+        }
+    }
+}
+
+/// Puts stored events into one JSON text, byte for byte as the stream sends them.
+struct PageWriter {
+    out: Vec<u8>,
+    events: usize,
+    limit: usize,
+}
+
+impl PageWriter {
+    fn new(limit: usize) -> Self {
+        Self { out: br#"{"data":["#.to_vec(), events: 0, limit }
+    }
+
+    fn is_full(&self) -> bool {
+        self.events >= self.limit || self.out.len() >= PAGE_BYTES
+    }
+
+    fn push(&mut self, event: &Event) {
+        if self.events > 0 {
+            self.out.push(b',');
+        }
+        self.out.extend_from_slice(&event.json());
+        self.events += 1;
+    }
+
+    fn finish(mut self, next_after: Option<Seq>) -> Response {
+        let next = next_after.map_or_else(|| "null".to_owned(), |seq| seq.to_string());
+        self.out.extend_from_slice(format!(r#"],"next_after":{next}}}"#).as_bytes());
+        ([(CONTENT_TYPE, "application/json")], self.out).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::domain::EncodedBody;
+
+    fn position(header: Option<&[u8]>, after: Option<&str>) -> Result<Seq, String> {
+        let mut headers = HeaderMap::new();
+        if let Some(header) = header {
+            headers.insert(LAST_EVENT_ID, header.try_into().unwrap());
+        }
+        Position::of(&headers, after).map(|position| position.seq).map_err(|problem| {
+            assert_eq!(problem.code(), ProblemCode::InvalidCursor);
+            problem.detail().to_owned()
+        })
+    }
+
+    #[test]
+    fn the_header_wins_over_the_parameter() {
+        assert_eq!(position(None, None), Ok(0));
+        assert_eq!(position(None, Some("7")), Ok(7));
+        assert_eq!(position(Some(b"9"), Some("7")), Ok(9));
+        assert_eq!(position(Some(b"9.12"), None), Ok(9));
+        assert_eq!(position(Some(b""), Some("7")), Ok(7));
+    }
+
+    // aegra/aegra#472: a client that always sends -1 must get a clear answer, and never a stream without an end.
+    #[test]
+    fn a_malformed_cursor_is_refused_and_not_repeated_whole() {
+        for bad in [&b"-1"[..], b"x", b"1.", b".1", b"1.2.3", b" 1", b"+1", b"1e3", b"\xff", &[b'9'; 100_000]] {
+            let detail = position(Some(bad), Some("7")).unwrap_err();
+            assert!(detail.starts_with("Last-Event-ID: ") && detail.chars().count() < 230, "{detail}");
+            if let Ok(text) = std::str::from_utf8(bad) {
+                assert!(position(None, Some(text)).unwrap_err().starts_with("after: "));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_holds_the_events_as_stored() {
+        let event = |seq| Event {
+            run: RunId::new(uuid::Uuid::nil()),
+            seq,
+            time: Timestamp::from_millis(0),
+            body: EncodedBody::new(&EventBody::<Value>::RunQueued {}).unwrap(),
+        };
+        let mut page = PageWriter::new(2);
+        for seq in [4, 5] {
+            assert!(!page.is_full());
+            page.push(&event(seq));
+        }
+        assert!(page.is_full());
+        let bytes = page.finish(Some(5)).into_body().collect().await.unwrap().to_bytes();
+        let one = |seq| serde_json::from_slice::<Value>(&event(seq).json()).unwrap();
+        assert_eq!(
+            serde_json::from_slice::<Value>(&bytes).unwrap(),
+            json!({"data": [one(4), one(5)], "next_after": 5})
+        );
+        let bytes = PageWriter::new(2).finish(None).into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), json!({"data": [], "next_after": null}));
+    }
+}

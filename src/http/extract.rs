@@ -1,0 +1,210 @@
+//! What handlers take from a request: whose it is, which run it names, its body.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+
+use super::body;
+use super::problem::{Problem, ProblemCode, shown};
+use super::state::HttpState;
+use crate::domain::{RunId, TenantId};
+
+/// Whose request it is. A server without keys serves its own machine, which is one tenant.
+pub(super) struct Tenant(pub(super) TenantId);
+
+impl<S: Sync> FromRequestParts<S> for Tenant {
+    type Rejection = Problem;
+
+    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Problem> {
+        Ok(Self(TenantId::local()))
+    }
+}
+
+/// The run a path names. What is no id gets the answer of an id that does not exist.
+pub(super) struct RunPath(pub(super) RunId);
+
+impl<S: Send + Sync> FromRequestParts<S> for RunPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let text = Path::<String>::from_request_parts(parts, state).await.map_err(|_| Problem::run_not_found())?;
+        text.parse().map(Self).map_err(|_| Problem::run_not_found())
+    }
+}
+
+/// A JSON body, read under the server's limits of size and time.
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<HttpState> for JsonBody<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, state: &HttpState) -> Result<Self, Rejection> {
+        let (parts, body) = request.into_parts();
+        check_type(&parts.headers)?;
+        let server = &state.parts().server;
+        let time = Duration::from_millis(server.body_timeout_ms);
+        let bytes = collect(&parts.headers, body, server.max_body_bytes, time).await?;
+        Ok(Self(body::decode(&bytes)?))
+    }
+}
+
+/// Why a body was not taken.
+#[derive(Debug)]
+pub(super) enum Rejection {
+    /// A problem as it is.
+    Problem(Problem),
+    /// An encoded body; the answer names the encodings that are taken (RFC 9110 §12.5.3).
+    Encoded(Problem),
+}
+
+impl From<Problem> for Rejection {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+impl IntoResponse for Rejection {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Problem(problem) => problem.into_response(),
+            Self::Encoded(problem) => {
+                let mut response = problem.into_response();
+                response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+                response
+            }
+        }
+    }
+}
+
+/// Encoded bodies are refused, since a small one can unpack to any size. Requiring the JSON type keeps forms of
+/// other sites out: a browser sends those without asking first.
+fn check_type(headers: &HeaderMap) -> Result<(), Rejection> {
+    if let Some(encoding) = headers.get(CONTENT_ENCODING) {
+        let encoding = shown(&String::from_utf8_lossy(encoding.as_bytes()));
+        let detail = format!("The body has the content encoding `{encoding}`; send it without any.");
+        return Err(Rejection::Encoded(Problem::new(ProblemCode::UnsupportedMediaType, detail)));
+    }
+    let unsupported = |detail: String| Err(Problem::new(ProblemCode::UnsupportedMediaType, detail).into());
+    let Some(given) = headers.get(CONTENT_TYPE) else {
+        return unsupported("The request has no content type; expected `application/json`.".to_owned());
+    };
+    let given = String::from_utf8_lossy(given.as_bytes());
+    let mut parts = given.split(';').map(str::trim);
+    let is_json = parts.next().is_some_and(|essence| essence.eq_ignore_ascii_case("application/json"));
+    let is_utf8 = parts.filter_map(|parameter| parameter.split_once('=')).all(|(name, value)| {
+        !name.eq_ignore_ascii_case("charset") || value.trim_matches('"').eq_ignore_ascii_case("utf-8")
+    });
+    if is_json && is_utf8 {
+        Ok(())
+    } else {
+        unsupported(format!("The body has the content type `{}`; expected `application/json`.", shown(&given)))
+    }
+}
+
+/// Reads a body to its end, and never holds more of it than `limit`.
+async fn collect(headers: &HeaderMap, body: Body, limit: usize, time: Duration) -> Result<Bytes, Problem> {
+    let too_large = || {
+        let detail =
+            format!("The body is larger than the {limit} bytes this server accepts (`server.max_body_bytes`).");
+        Problem::new(ProblemCode::BodyTooLarge, detail)
+    };
+    let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| usize::try_from(length).map_or(true, |length| length > limit)) {
+        return Err(too_large());
+    }
+    match tokio::time::timeout(time, Limited::new(body, limit).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) => {
+            tracing::debug!(error = %error, "a body broke off");
+            Err(Problem::new(ProblemCode::InvalidJson, "The body broke off before its end."))
+        }
+        Err(_) => {
+            let detail = format!("The body did not arrive within {} ms.", time.as_millis());
+            Err(Problem::new(ProblemCode::BodyTimeout, detail))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{StreamExt, stream};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn headers(entries: &[(&'static str, &str)]) -> HeaderMap {
+        entries.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_str(value).unwrap())).collect()
+    }
+
+    #[test]
+    fn only_plain_json_is_taken() {
+        for good in [
+            "application/json",
+            "Application/JSON",
+            "application/json; charset=UTF-8",
+            "application/json;charset=\"utf-8\"",
+        ] {
+            assert!(check_type(&headers(&[("content-type", good)])).is_ok(), "{good}");
+        }
+        for bad in ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16", "", "json"] {
+            assert!(check_type(&headers(&[("content-type", bad)])).is_err(), "{bad}");
+        }
+        assert!(check_type(&HeaderMap::new()).is_err());
+        for encoding in ["gzip", "identity", "br, gzip", ""] {
+            let encoded = headers(&[("content-type", "application/json"), ("content-encoding", encoding)]);
+            let response = check_type(&encoded).unwrap_err().into_response();
+            assert_eq!(
+                (response.status().as_u16(), &response.headers()["accept-encoding"]),
+                (415, &"identity".parse().unwrap())
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_is_cut_off_at_the_limit_and_its_rest_never_read() {
+        let pieces = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = pieces.clone();
+        let endless = stream::repeat_with(move || {
+            counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            Ok::<_, std::io::Error>(Bytes::from_static(&[b' '; 100]))
+        });
+        let problem = collect(&HeaderMap::new(), Body::from_stream(endless), 1000, SECOND).await.unwrap_err();
+        assert_eq!(problem.code(), ProblemCode::BodyTooLarge);
+        assert_eq!(pieces.load(std::sync::atomic::Ordering::SeqCst), 11);
+
+        let whole = collect(&HeaderMap::new(), Body::from(vec![b' '; 1000]), 1000, SECOND).await.unwrap();
+        assert_eq!(whole.len(), 1000);
+    }
+
+    #[tokio::test]
+    async fn an_announced_length_over_the_limit_is_refused_unread() {
+        for length in ["1001", "18446744073709551615"] {
+            let unread = Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>());
+            let problem = collect(&headers(&[("content-length", length)]), unread, 1000, SECOND).await.unwrap_err();
+            assert_eq!(problem.code(), ProblemCode::BodyTooLarge, "{length}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_body_runs_out_of_time_however_often_it_sends() {
+        let slow = stream::repeat(()).then(|()| async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            Ok::<_, std::io::Error>(Bytes::from_static(b" "))
+        });
+        let problem = collect(&HeaderMap::new(), Body::from_stream(slow), 1000, SECOND).await.unwrap_err();
+        assert_eq!(
+            (problem.code(), problem.detail()),
+            (ProblemCode::BodyTimeout, "The body did not arrive within 1000 ms.")
+        );
+    }
+}

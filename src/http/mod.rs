@@ -1,0 +1,88 @@
+//! The HTTP interface: routes, what every request passes first, errors as problems, and the accept loop.
+//!
+//! Handlers translate: a request into a call of the supervisor, the store or the streams, and what comes back into
+//! an answer. They decide nothing about runs.
+
+mod body;
+mod catalog;
+mod events;
+mod extract;
+mod guard;
+mod health;
+mod linger;
+mod negotiate;
+mod page;
+mod problem;
+mod query;
+mod runs;
+mod serve;
+mod spec;
+mod state;
+mod value;
+
+use std::any::Any;
+
+use axum::Router;
+use axum::http::header::{AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use tower::ServiceBuilder;
+use tower_http::ServiceBuilderExt;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use problem::{Problem, ProblemCode};
+
+pub use catalog::{AgentView, ProviderView};
+pub use serve::serve;
+pub use spec::{SpecError, openapi, openapi_yaml};
+pub use state::{HttpParts, HttpState, Stages};
+
+/// The whole interface as a service.
+pub fn router(state: HttpState) -> Router {
+    let (router, _) = routes().split_for_parts();
+    let layers = ServiceBuilder::new()
+        .sensitive_headers([AUTHORIZATION, PROXY_AUTHORIZATION, COOKIE, HeaderName::from_static("x-api-key")])
+        .override_response_header(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
+        .layer(from_fn_with_state(state.clone(), guard::observe))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(state.clone(), guard::admit));
+    router.fallback(no_route).method_not_allowed_fallback(wrong_method).layer(layers).with_state(state)
+}
+
+/// Every route, with its description. A route that is not here does not exist.
+fn routes() -> OpenApiRouter<HttpState> {
+    OpenApiRouter::with_openapi(spec::frame())
+        .routes(routes!(runs::create, runs::list))
+        .routes(routes!(runs::get, runs::stop))
+        .routes(routes!(events::events))
+        .routes(routes!(runs::messages))
+        .routes(routes!(catalog::agents))
+        .routes(routes!(catalog::models))
+        .routes(routes!(catalog::tools))
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::openapi_yaml))
+        .routes(routes!(health::openapi_json))
+}
+
+async fn no_route() -> Problem {
+    Problem::new(ProblemCode::RouteNotFound, "No route has this path; GET /openapi.yaml lists them.")
+}
+
+/// axum adds `Allow` to this answer.
+async fn wrong_method() -> Problem {
+    Problem::new(ProblemCode::MethodNotAllowed, "This path does not take this method; `Allow` lists those it takes.")
+}
+
+fn panicked(payload: Box<dyn Any + Send>) -> Response {
+    let message = payload
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or("no message");
+    tracing::error!(panic = message, "a handler panicked");
+    Problem::internal().into_response()
+}

@@ -1,0 +1,465 @@
+//! Errors as callers see them: `application/problem+json` (RFC 9457). The one place with status codes of errors.
+
+use std::fmt;
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::domain::FieldError;
+use crate::event::SubscribeError;
+use crate::run::CreateError;
+use crate::store::StoreError;
+
+/// The content type of a problem.
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+
+/// How long to wait before trying again when the store or the server is on its way back.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Most characters of a caller's own text that an error repeats.
+const MAX_SHOWN: usize = 64;
+
+/// What went wrong, as a stable code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ProblemCode {
+    /// The body is not JSON (RFC 8259) in UTF-8, has a key twice, or is nested too deep.
+    InvalidJson,
+    /// The body is JSON and not a valid request; `errors` names each field.
+    InvalidRequest,
+    /// A query parameter is unknown, given twice, or has a value it cannot have.
+    InvalidQuery,
+    /// The cursor is not one of this run's.
+    InvalidCursor,
+    /// A header is missing, malformed, or asks for something this server does not do.
+    InvalidHeader,
+    /// The `Host` is not a name of this machine (protection against DNS rebinding).
+    HostNotAllowed,
+    /// A page of another origin made the request.
+    OriginNotAllowed,
+    /// No run has this id.
+    RunNotFound,
+    /// No route has this path.
+    RouteNotFound,
+    /// The path exists and does not take this method; `Allow` lists those it takes.
+    MethodNotAllowed,
+    /// The body did not arrive in time.
+    BodyTimeout,
+    /// The body is larger than this server accepts.
+    BodyTooLarge,
+    /// The body is not `application/json`, or is encoded.
+    UnsupportedMediaType,
+    /// The headers are more or larger than this server accepts.
+    HeadersTooLarge,
+    /// The server is at fault; its log says more, under the request's id.
+    InternalError,
+    /// Too many runs are waiting already.
+    Overloaded,
+    /// The server is stopping.
+    Stopping,
+    /// The database does not answer.
+    StoreUnavailable,
+}
+
+impl ProblemCode {
+    /// All of them.
+    #[cfg(test)]
+    pub(super) const ALL: [Self; 18] = [
+        Self::InvalidJson,
+        Self::InvalidRequest,
+        Self::InvalidQuery,
+        Self::InvalidCursor,
+        Self::InvalidHeader,
+        Self::HostNotAllowed,
+        Self::OriginNotAllowed,
+        Self::RunNotFound,
+        Self::RouteNotFound,
+        Self::MethodNotAllowed,
+        Self::BodyTimeout,
+        Self::BodyTooLarge,
+        Self::UnsupportedMediaType,
+        Self::HeadersTooLarge,
+        Self::InternalError,
+        Self::Overloaded,
+        Self::Stopping,
+        Self::StoreUnavailable,
+    ];
+
+    /// The published spelling.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidJson => "invalid_json",
+            Self::InvalidRequest => "invalid_request",
+            Self::InvalidQuery => "invalid_query",
+            Self::InvalidCursor => "invalid_cursor",
+            Self::InvalidHeader => "invalid_header",
+            Self::HostNotAllowed => "host_not_allowed",
+            Self::OriginNotAllowed => "origin_not_allowed",
+            Self::RunNotFound => "run_not_found",
+            Self::RouteNotFound => "route_not_found",
+            Self::MethodNotAllowed => "method_not_allowed",
+            Self::BodyTimeout => "body_timeout",
+            Self::BodyTooLarge => "body_too_large",
+            Self::UnsupportedMediaType => "unsupported_media_type",
+            Self::HeadersTooLarge => "headers_too_large",
+            Self::InternalError => "internal_error",
+            Self::Overloaded => "overloaded",
+            Self::Stopping => "stopping",
+            Self::StoreUnavailable => "store_unavailable",
+        }
+    }
+
+    /// The status it is answered with.
+    pub(super) const fn status(self) -> StatusCode {
+        match self {
+            Self::InvalidJson
+            | Self::InvalidRequest
+            | Self::InvalidQuery
+            | Self::InvalidCursor
+            | Self::InvalidHeader => StatusCode::BAD_REQUEST,
+            Self::HostNotAllowed | Self::OriginNotAllowed => StatusCode::FORBIDDEN,
+            Self::RunNotFound | Self::RouteNotFound => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::InternalError => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Overloaded | Self::Stopping | Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// A short, stable summary.
+    pub(super) const fn title(self) -> &'static str {
+        match self {
+            Self::InvalidJson => "The body is not valid JSON",
+            Self::InvalidRequest => "The request is not valid",
+            Self::InvalidQuery => "A query parameter is not valid",
+            Self::InvalidCursor => "The cursor is not valid",
+            Self::InvalidHeader => "A header is not valid",
+            Self::HostNotAllowed => "The host is not allowed",
+            Self::OriginNotAllowed => "The origin is not allowed",
+            Self::RunNotFound => "No such run",
+            Self::RouteNotFound => "No such route",
+            Self::MethodNotAllowed => "The method is not allowed",
+            Self::BodyTimeout => "The body came too slowly",
+            Self::BodyTooLarge => "The body is too large",
+            Self::UnsupportedMediaType => "The body's type is not supported",
+            Self::HeadersTooLarge => "The headers are too large",
+            Self::InternalError => "The server failed",
+            Self::Overloaded => "The server is at capacity",
+            Self::Stopping => "The server is stopping",
+            Self::StoreUnavailable => "The database is unavailable",
+        }
+    }
+}
+
+/// An error on its way to the caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    code: ProblemCode,
+    detail: String,
+    errors: Vec<FieldError>,
+    retry_after: Option<Duration>,
+}
+
+/// An error (RFC 9457). `code` is stable and made for programs; `detail` is made for people and may change.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(super) struct ProblemBody {
+    /// A URI reference that names the kind of problem: `/problems/` and the code.
+    #[serde(rename = "type")]
+    #[schema(example = "/problems/run_not_found")]
+    kind: String,
+    /// A short summary, the same for every problem of this kind.
+    #[schema(example = "No such run")]
+    title: &'static str,
+    /// The HTTP status.
+    #[schema(minimum = 400, maximum = 599, example = 404)]
+    status: u16,
+    /// What happened this time: the thing, the value, what was expected.
+    #[schema(example = "There is no run with this id.")]
+    detail: String,
+    /// The kind of problem.
+    code: ProblemCode,
+    /// The fields at fault, where there are any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    errors: Vec<FieldError>,
+}
+
+impl Problem {
+    /// A problem with its own words.
+    pub(super) fn new(code: ProblemCode, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into(), errors: Vec::new(), retry_after: None }
+    }
+
+    /// A problem of one field, which is also the detail.
+    pub(super) fn field(code: ProblemCode, error: FieldError) -> Self {
+        Self::fields(code, vec![error])
+    }
+
+    /// A problem of several fields; the first one is the detail.
+    pub(super) fn fields(code: ProblemCode, errors: Vec<FieldError>) -> Self {
+        let detail = match errors.as_slice() {
+            [] => code.title().to_owned(),
+            [only] => format!("{}: {}", only.path, only.message),
+            [first, rest @ ..] => format!("{}: {} (and {} more)", first.path, first.message, rest.len()),
+        };
+        Self { code, detail, errors, retry_after: None }
+    }
+
+    /// The same answer for a run that does not exist, that is another tenant's, and for a text that is no id.
+    pub(super) fn run_not_found() -> Self {
+        Self::new(ProblemCode::RunNotFound, "There is no run with this id.")
+    }
+
+    /// The server is at fault. What happened is logged by the caller of this and never told.
+    pub(super) fn internal() -> Self {
+        Self::new(
+            ProblemCode::InternalError,
+            "The server failed to answer. Its log says more, under this request's id.",
+        )
+    }
+
+    /// The server is stopping.
+    pub(super) fn stopping() -> Self {
+        Self::new(ProblemCode::Stopping, "The server is stopping and accepts nothing new. Try again soon.")
+            .with_retry_after(SOON)
+    }
+
+    /// Tells when to try again.
+    pub(super) fn with_retry_after(mut self, retry_after: Duration) -> Self {
+        self.retry_after = Some(retry_after);
+        self
+    }
+}
+
+/// For tests, which look inside.
+#[cfg(test)]
+impl Problem {
+    /// The code.
+    pub(super) const fn code(&self) -> ProblemCode {
+        self.code
+    }
+
+    /// The words.
+    pub(super) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// The fields at fault.
+    pub(super) fn errors(&self) -> &[FieldError] {
+        &self.errors
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code.as_str(), self.detail)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = self.code.status();
+        let body = ProblemBody {
+            kind: format!("/problems/{}", self.code.as_str()),
+            title: self.code.title(),
+            status: status.as_u16(),
+            detail: self.detail,
+            code: self.code,
+            errors: self.errors,
+        };
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+        if let Some(wait) = self.retry_after {
+            // Whole seconds, rounded up: asked to wait 1.5 s, nobody should come back after 1.
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        response
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        match &error {
+            StoreError::Unavailable(_) => {
+                tracing::warn!(error = %error, "the database is unavailable");
+                Self::new(ProblemCode::StoreUnavailable, "The database does not answer. Try again soon.")
+                    .with_retry_after(SOON)
+            }
+            StoreError::Fenced { .. }
+            | StoreError::Failed(_)
+            | StoreError::Corrupt { .. }
+            | StoreError::Unusable(_) => {
+                tracing::error!(error = %error, "the database failed");
+                Self::internal()
+            }
+        }
+    }
+}
+
+impl From<CreateError> for Problem {
+    fn from(error: CreateError) -> Self {
+        match error {
+            CreateError::Invalid(errors) => Self::fields(ProblemCode::InvalidRequest, errors),
+            CreateError::Overloaded { retry_after } => {
+                let detail = "As many runs are waiting as this server accepts. Nothing was created.";
+                Self::new(ProblemCode::Overloaded, detail).with_retry_after(retry_after)
+            }
+            CreateError::Stopping => Self::stopping(),
+            CreateError::Store(error) => error.into(),
+            CreateError::Internal(reason) => {
+                tracing::error!(reason, "a run could not be created");
+                Self::internal()
+            }
+        }
+    }
+}
+
+impl From<SubscribeError> for Problem {
+    fn from(error: SubscribeError) -> Self {
+        match error {
+            SubscribeError::NotFound => Self::run_not_found(),
+            SubscribeError::BeyondEnd { last_seq } => Self::beyond_end(last_seq),
+            SubscribeError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl Problem {
+    /// A cursor that lies beyond the newest event.
+    pub(super) fn beyond_end(last_seq: u64) -> Self {
+        let detail =
+            format!("The cursor lies beyond the end of this run's log; its newest event has the number {last_seq}.");
+        Self::new(ProblemCode::InvalidCursor, detail)
+    }
+}
+
+/// A caller's text as an error may repeat it: short, on one line, no control characters.
+pub(super) fn shown(text: &str) -> String {
+    clipped(text, MAX_SHOWN)
+}
+
+/// A text on one line, without control characters, of at most `max` characters of the original.
+pub(super) fn clipped(text: &str, max: usize) -> String {
+    let mut out = String::new();
+    for (count, c) in text.chars().enumerate() {
+        if count == max {
+            out.push('…');
+            break;
+        }
+        match c {
+            '\'' | '"' => out.push(c),
+            c => out.extend(c.escape_debug()),
+        }
+    }
+    out
+}
+
+/// The known name that was probably meant, if one is close.
+pub(super) fn closest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .into_iter()
+        .map(|name| (strsim::damerau_levenshtein(given, name), name))
+        .filter(|(distance, name)| *distance <= 1 + name.chars().count() / 4)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    async fn answer(problem: Problem) -> (u16, Option<String>, String, Value) {
+        let response = problem.into_response();
+        let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        let (status, retry, kind) = (response.status().as_u16(), header(RETRY_AFTER), header(CONTENT_TYPE).unwrap());
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        (status, retry, kind, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_problem_has_its_whole_published_form() {
+        let errors = vec![FieldError::new("$.a", "is bad"), FieldError::new("$.b", "too")];
+        let problem: Problem = CreateError::Invalid(errors).into();
+        assert_eq!(
+            answer(problem).await,
+            (
+                400,
+                None,
+                PROBLEM_JSON.to_owned(),
+                json!({"type": "/problems/invalid_request", "title": "The request is not valid", "status": 400,
+                       "detail": "$.a: is bad (and 1 more)", "code": "invalid_request",
+                       "errors": [{"path": "$.a", "message": "is bad"}, {"path": "$.b", "message": "too"}]})
+            )
+        );
+        assert_eq!(
+            answer(Problem::run_not_found()).await.3,
+            json!({"type": "/problems/run_not_found", "title": "No such run", "status": 404,
+                   "detail": "There is no run with this id.", "code": "run_not_found"})
+        );
+    }
+
+    #[tokio::test]
+    async fn overload_says_when_to_come_back_in_whole_seconds_rounded_up() {
+        for (millis, seconds) in [(0, "1"), (999, "1"), (1000, "1"), (1500, "2")] {
+            let problem: Problem = CreateError::Overloaded { retry_after: Duration::from_millis(millis) }.into();
+            let (status, retry, ..) = answer(problem).await;
+            assert_eq!((status, retry.as_deref()), (503, Some(seconds)), "{millis} ms");
+        }
+        for problem in [CreateError::Stopping.into(), StoreError::Unavailable("gone".into()).into()] {
+            let (status, retry, ..) = answer(problem).await;
+            assert_eq!((status, retry.as_deref()), (503, Some("5")));
+        }
+    }
+
+    #[tokio::test]
+    async fn inner_failures_are_not_told() {
+        for problem in [
+            Problem::from(StoreError::Failed("canary: /var/lib/x".into())),
+            CreateError::Internal("canary".into()).into(),
+            SubscribeError::Store(StoreError::Unusable("canary".into())).into(),
+        ] {
+            let (status, _, _, body) = answer(problem).await;
+            assert_eq!(status, 500);
+            assert!(!body.to_string().contains("canary"), "{body}");
+        }
+    }
+
+    #[test]
+    fn codes_are_spelt_as_serialised_and_differ() {
+        let mut seen = std::collections::HashSet::new();
+        for code in ProblemCode::ALL {
+            assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
+            assert!(seen.insert(code.as_str()), "{code:?}");
+            assert!(code.status().is_client_error() || code.status().is_server_error());
+        }
+    }
+
+    #[test]
+    fn a_callers_text_is_repeated_short_and_on_one_line() {
+        assert_eq!(shown("a\r\nb\u{1b}[2J\"'é"), "a\\r\\nb\\u{1b}[2J\"'é");
+        assert_eq!(shown(&"x".repeat(1000)), format!("{}…", "x".repeat(64)));
+    }
+
+    #[test]
+    fn only_close_names_are_suggested() {
+        let known = ["input", "agent", "instructions", "metadata"];
+        assert_eq!(closest("inptu", known), Some("input"));
+        assert_eq!(closest("metadta", known), Some("metadata"));
+        assert_eq!(closest("webhook", known), None);
+        assert_eq!(closest("thread", known), None);
+    }
+}

@@ -1,0 +1,338 @@
+//! `POST /runs`, `GET /runs`, `GET /runs/{id}`, `DELETE /runs/{id}`, `GET /runs/{id}/messages`.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header::LOCATION;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::events;
+use super::extract::{JsonBody, Rejection, RunPath, Tenant};
+use super::negotiate::{Form, MAX_WAIT_SECONDS, Prefer};
+use super::page;
+use super::problem::{Problem, ProblemCode, closest, shown};
+use super::query::{FromQuery, NoQuery, Query, QueryReader, whole_number};
+use super::spec::{CreateProblems, ReadProblems, RunProblems};
+use super::state::HttpState;
+use crate::domain::{Message, Run, RunId, RunRequest, RunStatusName, RunView, TenantId};
+use crate::event::{Cursor, Subscribed};
+use crate::store::{RunFilter, StoreError};
+
+/// Tells which of the caller's preferences was followed (RFC 7240 §3).
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// Most labels one list request can ask for.
+const MAX_LABELS: usize = 32;
+
+/// Create a run
+///
+/// Accepts a run and answers at once with 202. With `Prefer: wait=N` the answer is held back until the run has
+/// ended, at most N seconds (300 at most): then it is 200. With `Accept: text/event-stream` the answer is the run's
+/// event stream itself, as from `GET /runs/{id}/events`. Closing the connection never stops the run.
+#[utoipa::path(post, path = "/runs", operation_id = "create_run", tag = "runs",
+    params(
+        ("Prefer" = Option<String>, Header, example = "wait=10",
+            description = "`wait=N`: hold the answer back until the run has ended, at most N seconds (RFC 7240). \
+                           The answer repeats it in `Preference-Applied`. Has no meaning for a stream."),
+    ),
+    request_body(content = RunRequest, description = "What to do. Only `input` is required.", examples(
+        ("text" = (summary = "A text", value = json!({"input": "What does README.md say?", "agent": "coder"}))),
+        ("conversation" = (summary = "A conversation, with bounds", value = json!({
+            "input": [
+                {"role": "user", "content": "Name a file."},
+                {"role": "assistant", "content": "README.md"},
+                {"role": "user", "content": [{"type": "text", "text": "Summarise it."}]}
+            ],
+            "limits": {"max_steps": 5, "timeout_ms": 60000},
+            "metadata": {"ticket": "42"}
+        }))),
+    )),
+    responses(
+        (status = 202, description = "Accepted, and stored for good.", body = RunView, headers(
+            ("Location" = String, description = "The run: `/runs/{id}`."),
+            ("Preference-Applied" = Option<String>, description = "The wait that was followed."))),
+        (status = 200, description = "Ended within the wait; or the event stream.", headers(
+            ("Location" = String, description = "The run: `/runs/{id}`."),
+            ("Preference-Applied" = Option<String>, description = "The wait that was followed.")),
+            content((RunView = "application/json"), (String = "text/event-stream"))),
+        CreateProblems,
+    ))]
+pub(super) async fn create(
+    Query(NoQuery): Query<NoQuery>,
+    Tenant(tenant): Tenant,
+    form: Form,
+    prefer: Prefer,
+    State(state): State<HttpState>,
+    headers: HeaderMap,
+    JsonBody(request): JsonBody<RunRequest>,
+) -> Result<Response, Rejection> {
+    refuse_idempotency_key(&headers)?;
+    let run = state.parts().supervisor.create(&tenant, request).await.map_err(Problem::from)?;
+    // From here on the run exists. Whatever fails now is logged, and the answer says 202 and where the run is.
+    match form {
+        Form::EventStream => match state.parts().streams.subscribe(&tenant, run.id, Cursor::default()).await {
+            Ok(Subscribed::Stream(subscription)) => {
+                let mut response = events::stream(&state, run.id, subscription);
+                insert_location(&mut response, run.id);
+                Ok(response)
+            }
+            Ok(Subscribed::Past) => Ok(created(&run, None)),
+            Err(error) => {
+                tracing::error!(run = %run.id, error = %error, "the new run cannot be followed now");
+                Ok(created(&run, None))
+            }
+        },
+        Form::Json => match prefer.wait() {
+            None => Ok(created(&run, None)),
+            Some((wait, applied)) => match settled(&state, &tenant, run.id, wait).await {
+                Ok(Some(now)) => Ok(created(&now, Some(applied))),
+                Ok(None) => Ok(created(&run, None)),
+                Err(error) => {
+                    tracing::error!(run = %run.id, error = %error, "the end of the new run cannot be awaited now");
+                    Ok(created(&run, None))
+                }
+            },
+        },
+    }
+}
+
+/// A caller that sends this key counts on it when it repeats a request; to ignore it could run the work twice.
+fn refuse_idempotency_key(headers: &HeaderMap) -> Result<(), Problem> {
+    if headers.contains_key("idempotency-key") {
+        let detail = "This server does not keep idempotency keys; send the request without `Idempotency-Key`.";
+        return Err(Problem::new(ProblemCode::InvalidHeader, detail));
+    }
+    Ok(())
+}
+
+fn created(run: &Run, applied: Option<HeaderValue>) -> Response {
+    let status = if run.status.is_finished() { StatusCode::OK } else { StatusCode::ACCEPTED };
+    let mut response = (status, Json(RunView::from(run))).into_response();
+    insert_location(&mut response, run.id);
+    if let Some(applied) = applied {
+        response.headers_mut().insert(PREFERENCE_APPLIED, applied);
+    }
+    response
+}
+
+fn insert_location(response: &mut Response, id: RunId) {
+    match HeaderValue::try_from(format!("/runs/{id}")) {
+        Ok(location) => drop(response.headers_mut().insert(LOCATION, location)),
+        Err(error) => tracing::error!(run = %id, error = %error, "the location is no header value"),
+    }
+}
+
+/// Waits for a run to end, and not longer than `wait` or than the server lives; then reads it as it stands.
+async fn settled(state: &HttpState, tenant: &TenantId, id: RunId, wait: Duration) -> Result<Option<Run>, StoreError> {
+    let parts = state.parts();
+    if wait.is_zero() {
+        return parts.store.run(tenant, id).await;
+    }
+    tokio::select! {
+        biased;
+        run = parts.streams.settled(tenant, id, wait) => run,
+        () = parts.stages.closing.cancelled() => parts.store.run(tenant, id).await,
+    }
+}
+
+/// Which runs to list.
+pub(super) struct ListQuery {
+    filter: RunFilter,
+    limit: u32,
+    before: Option<RunId>,
+}
+
+impl FromQuery for ListQuery {
+    fn from_query(query: &mut QueryReader) -> Result<Self, Problem> {
+        let mut status = Vec::new();
+        for name in query.all("status").iter().flat_map(|value| value.split(',')) {
+            let name = StatusParam::from_str(name.trim())?.0;
+            if !status.contains(&name) {
+                status.push(name);
+            }
+        }
+        let agent = query.one("agent", |text| Ok(text.to_owned()))?;
+        let metadata = query.prefixed("metadata.")?;
+        if metadata.len() > MAX_LABELS {
+            let detail = format!("The request filters by {} labels; at most {MAX_LABELS} are allowed.", metadata.len());
+            return Err(Problem::new(ProblemCode::InvalidQuery, detail));
+        }
+        Ok(Self {
+            filter: RunFilter { status, agent, metadata },
+            limit: page::limit(query)?,
+            before: page::cursor(query)?,
+        })
+    }
+}
+
+struct StatusParam(RunStatusName);
+
+impl FromStr for StatusParam {
+    type Err = Problem;
+
+    fn from_str(text: &str) -> Result<Self, Problem> {
+        let names = RunStatusName::ALL.map(RunStatusName::as_str);
+        RunStatusName::ALL.into_iter().find(|name| name.as_str() == text).map(Self).ok_or_else(|| {
+            let known = match closest(text, names) {
+                Some(meant) => format!("did you mean `{meant}`?"),
+                None => format!("expected one or more of {}", names.join(", ")),
+            };
+            let message = format!("`{}` is not a status; {known}", shown(text));
+            Problem::field(ProblemCode::InvalidQuery, crate::domain::FieldError::new("?status", message))
+        })
+    }
+}
+
+/// A page of runs.
+#[derive(Serialize, ToSchema)]
+pub(super) struct RunPage {
+    /// The runs, newest first.
+    data: Vec<RunView>,
+    /// `cursor` of the next page; `null` when this is the last.
+    next_cursor: Option<String>,
+}
+
+/// List runs
+///
+/// Newest first. All conditions must hold.
+#[utoipa::path(get, path = "/runs", operation_id = "list_runs", tag = "runs",
+    params(
+        ("status" = Option<Vec<RunStatusName>>, Query, style = Form, explode,
+            description = "Any of these statuses; repeated, or in one list with commas."),
+        ("agent" = Option<String>, Query, description = "Runs of this agent.", example = "coder"),
+        ("metadata.KEY" = Option<String>, Query,
+            description = "Runs whose label KEY has this value. May be given for up to 32 labels."),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 200, description = "Most runs of the page; 50 if absent."),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before. Opaque: do not make or change one."),
+    ),
+    responses((status = 200, description = "One page.", body = RunPage), ReadProblems))]
+pub(super) async fn list(
+    Query(query): Query<ListQuery>,
+    Tenant(tenant): Tenant,
+    State(state): State<HttpState>,
+) -> Result<Json<RunPage>, Problem> {
+    let runs = state.parts().store.list_runs(&tenant, &query.filter, query.before, query.limit + 1).await?;
+    let (runs, next_cursor) = page::cut(runs, query.limit);
+    Ok(Json(RunPage { data: runs.iter().map(RunView::from).collect(), next_cursor }))
+}
+
+/// How long to wait for the end of a run.
+pub(super) struct WaitQuery(Option<Duration>);
+
+impl FromQuery for WaitQuery {
+    fn from_query(query: &mut QueryReader) -> Result<Self, Problem> {
+        let seconds = query.one("wait", |text| whole_number(text, 0, MAX_WAIT_SECONDS))?;
+        Ok(Self(seconds.map(Duration::from_secs)))
+    }
+}
+
+/// Get a run
+///
+/// The run as it stands; with `wait=N` as soon as it has ended, and after N seconds in any case.
+#[utoipa::path(get, path = "/runs/{id}", operation_id = "get_run", tag = "runs",
+    params(
+        ("id" = String, Path, description = "The run.", example = "run_019000000000700080000000000000ab"),
+        ("wait" = Option<u64>, Query, minimum = 0, maximum = 300,
+            description = "Hold the answer back until the run has ended, at most this many seconds."),
+    ),
+    responses((status = 200, description = "The run.", body = RunView), RunProblems))]
+pub(super) async fn get(
+    Query(WaitQuery(wait)): Query<WaitQuery>,
+    Tenant(tenant): Tenant,
+    RunPath(id): RunPath,
+    State(state): State<HttpState>,
+) -> Result<Json<RunView>, Problem> {
+    let run = settled(&state, &tenant, id, wait.unwrap_or_default()).await?;
+    run.map(|run| Json(RunView::from(&run))).ok_or_else(Problem::run_not_found)
+}
+
+/// Stop a run
+///
+/// Asks the run to end as `aborted`. May be repeated. A run that has ended is left as it is.
+#[utoipa::path(delete, path = "/runs/{id}", operation_id = "stop_run", tag = "runs",
+    params(("id" = String, Path, description = "The run.", example = "run_019000000000700080000000000000ab")),
+    responses(
+        (status = 202, description = "It is stopping.", body = RunView),
+        (status = 200, description = "It had ended.", body = RunView),
+        RunProblems,
+    ))]
+pub(super) async fn stop(
+    Query(NoQuery): Query<NoQuery>,
+    Tenant(tenant): Tenant,
+    RunPath(id): RunPath,
+    State(state): State<HttpState>,
+) -> Result<Response, Problem> {
+    let run = state.parts().supervisor.cancel(&tenant, id).await?.ok_or_else(Problem::run_not_found)?;
+    let status = if run.status.is_finished() { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok((status, Json(RunView::from(&run))).into_response())
+}
+
+/// The transcript of a run.
+#[derive(Serialize, ToSchema)]
+pub(super) struct MessageList {
+    /// The messages, in order: the input, then everything that was said and done.
+    data: Vec<Message>,
+}
+
+/// Get the transcript of a run
+///
+/// Every message so far, whole and in order, also of a run in progress.
+#[utoipa::path(get, path = "/runs/{id}/messages", operation_id = "list_messages", tag = "runs",
+    params(("id" = String, Path, description = "The run.", example = "run_019000000000700080000000000000ab")),
+    responses((status = 200, description = "The transcript.", body = MessageList), RunProblems))]
+pub(super) async fn messages(
+    Query(NoQuery): Query<NoQuery>,
+    Tenant(tenant): Tenant,
+    RunPath(id): RunPath,
+    State(state): State<HttpState>,
+) -> Result<Json<MessageList>, Problem> {
+    let data = state.parts().store.transcript(&tenant, id).await?.ok_or_else(Problem::run_not_found)?;
+    Ok(Json(MessageList { data }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(query: &str) -> Result<RunFilter, String> {
+        let uri = format!("/runs?{query}").parse().unwrap();
+        match Query::<ListQuery>::read(&uri) {
+            Ok(Query(list)) => Ok(list.filter),
+            Err(problem) => Err(problem.detail().to_owned()),
+        }
+    }
+
+    #[test]
+    fn filters_are_read() {
+        let expected = RunFilter {
+            status: vec![RunStatusName::Queued, RunStatusName::Running, RunStatusName::Aborted],
+            agent: Some("coder".into()),
+            metadata: vec![("ticket".into(), "4=2".into())],
+        };
+        let query = "status=queued,running&status=aborted&status=queued&agent=coder&metadata.ticket=4%3D2";
+        assert_eq!(read(query), Ok(expected));
+        assert_eq!(read(""), Ok(RunFilter::default()));
+    }
+
+    #[test]
+    fn wrong_filters_are_named() {
+        for (query, detail) in [
+            ("status=complete", "?status: `complete` is not a status; did you mean `completed`?"),
+            (
+                "thread=x",
+                "?thread: is not a parameter of this route; known here: status, agent, metadata., limit, cursor",
+            ),
+            ("agent=a&agent=b", "?agent: is given more than once"),
+        ] {
+            assert_eq!(read(query), Err(detail.to_owned()));
+        }
+        assert!(read("status=").unwrap_err().contains("expected one or more of queued, running, completed"));
+        let many: Vec<String> = (0..33).map(|n| format!("metadata.k{n}=v")).collect();
+        assert!(read(&many.join("&")).unwrap_err().contains("filters by 33 labels"));
+    }
+}

@@ -1,0 +1,228 @@
+//! The accept loop: who may connect, how slow a client may be, how the server stops.
+//!
+//! `axum::serve` bounds neither the time for headers nor the number of connections; this does.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_io_timeout::TimeoutStream;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::guard::{MAX_HEADER_BYTES, MAX_HEADERS};
+use super::linger::Lingering;
+use super::state::Stages;
+use crate::config::ServerConfig;
+
+/// Bytes of a connection's read buffer and of its write buffer. A request head that does not fit is answered with a
+/// bare 431 and the connection closed.
+const BUFFER_BYTES: usize = 2 * MAX_HEADER_BYTES;
+
+/// HTTP/2 streams one connection may have open.
+const MAX_STREAMS: u32 = 128;
+
+/// HTTP/2 streams a client may open and reset before they were accepted, and resets it may provoke.
+const MAX_RESETS: usize = 20;
+
+/// Time between HTTP/2 pings, and for their answer.
+const PING: Duration = Duration::from_secs(20);
+
+/// How long connections have to end once streams are closed.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Pause after the operating system refused a connection for want of resources.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Serves until `stages.stopping`; then accepts no more, lets requests in progress end, and returns when all
+/// connections are closed: at the latest five seconds after `stages.closing`.
+pub async fn serve(listener: TcpListener, router: Router, config: &ServerConfig, stages: Stages) {
+    let server = Arc::new(Server::new(router, config, stages.stopping.clone()));
+    let permits = Arc::new(Semaphore::new(config.max_connections));
+    let mut connections = JoinSet::new();
+    let mut next = None;
+    loop {
+        let Some(accepted) = accept(&listener, &permits, &mut next, &mut connections, &stages.stopping).await else {
+            break;
+        };
+        let server = Arc::clone(&server);
+        connections.spawn(async move {
+            server.connection(accepted.stream).await;
+            drop(accepted.permit);
+        });
+    }
+    // New clients are refused at once and can try another server.
+    drop(listener);
+    drain(connections, &stages.closing).await;
+}
+
+/// A connection and its place among the open ones.
+struct Accepted {
+    stream: TcpStream,
+    permit: tokio::sync::OwnedSemaphorePermit,
+}
+
+/// Waits for a place and for a client, and meanwhile reaps connections that ended. `None` when the server stops.
+/// While all places are taken, clients wait in the listener's backlog.
+async fn accept(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+    held: &mut Option<tokio::sync::OwnedSemaphorePermit>,
+    connections: &mut JoinSet<()>,
+    stopping: &CancellationToken,
+) -> Option<Accepted> {
+    loop {
+        tokio::select! {
+            biased;
+            () = stopping.cancelled() => return None,
+            Some(ended) = connections.join_next() => report(ended),
+            permit = Arc::clone(permits).acquire_owned(), if held.is_none() => *held = permit.ok(),
+            client = listener.accept(), if held.is_some() => match client {
+                Ok((stream, _)) => {
+                    if let Some(permit) = held.take() {
+                        return Some(Accepted { stream, permit });
+                    }
+                }
+                Err(error) if is_of_the_client(&error) => tracing::debug!(error = %error, "a client went away"),
+                Err(error) => {
+                    tracing::error!(error = %error, "no connection can be accepted now");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+}
+
+fn is_of_the_client(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionRefused
+    )
+}
+
+async fn drain(mut connections: JoinSet<()>, closing: &CancellationToken) {
+    let bounded = async {
+        closing.cancelled().await;
+        sleep(DRAIN).await;
+    };
+    tokio::pin!(bounded);
+    loop {
+        tokio::select! {
+            biased;
+            ended = connections.join_next() => match ended {
+                Some(ended) => report(ended),
+                None => return,
+            },
+            () = &mut bounded => {
+                tracing::warn!(connections = connections.len(), "connections did not end in time and are cut");
+                connections.shutdown().await;
+                return;
+            }
+        }
+    }
+}
+
+fn report(ended: Result<(), JoinError>) {
+    match ended {
+        Err(error) if error.is_panic() => tracing::error!(error = %error, "a connection panicked"),
+        Ok(()) | Err(_) => {}
+    }
+}
+
+/// What all connections share.
+struct Server {
+    router: Router,
+    builder: Builder<TokioExecutor>,
+    header_timeout: Duration,
+    write_timeout: Duration,
+    stopping: CancellationToken,
+}
+
+impl Server {
+    fn new(router: Router, config: &ServerConfig, stopping: CancellationToken) -> Self {
+        let header_timeout = Duration::from_millis(config.header_timeout_ms);
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(header_timeout)
+            .max_buf_size(BUFFER_BYTES)
+            // Up to twice the documented number is answered with a problem.
+            .max_headers(2 * MAX_HEADERS);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_pending_accept_reset_streams(MAX_RESETS)
+            .max_local_error_reset_streams(MAX_RESETS)
+            .max_header_list_size(u32::try_from(BUFFER_BYTES).unwrap_or(u32::MAX))
+            .max_send_buf_size(BUFFER_BYTES)
+            .keep_alive_interval(PING)
+            .keep_alive_timeout(PING);
+        let write_timeout = Duration::from_millis(config.write_timeout_ms);
+        Self { router, builder, header_timeout, write_timeout, stopping }
+    }
+
+    async fn connection(&self, stream: TcpStream) {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(error = %error, "small packets of a connection are held back");
+        }
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.write_timeout));
+        let io = TokioIo::new(Lingering::new(Box::pin(stream)));
+        let spoken = CancellationToken::new();
+        let service = service_fn(|request: Request<Incoming>| {
+            spoken.cancel();
+            self.router.clone().oneshot(request.map(Body::new))
+        });
+        let connection = self.builder.serve_connection(io, service);
+        tokio::pin!(connection);
+        // hyper's own header timeout starts once it knows the protocol, which takes up to 24 bytes to tell.
+        let first = timeout_at(Instant::now() + self.header_timeout, spoken.cancelled());
+        tokio::pin!(first);
+        let (mut waiting, mut open) = (true, true);
+        loop {
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => {
+                    if let Err(error) = ended {
+                        log_end(&*error);
+                    }
+                    return;
+                }
+                heard = &mut first, if waiting => {
+                    waiting = false;
+                    if heard.is_err() {
+                        tracing::debug!("a connection is closed: no request came in time");
+                        return;
+                    }
+                }
+                () = self.stopping.cancelled(), if open => {
+                    open = false;
+                    connection.as_mut().graceful_shutdown();
+                }
+            }
+        }
+    }
+}
+
+/// Clients go away all the time; only a head that was too large is worth a line, since its answer says little.
+fn log_end(error: &(dyn std::error::Error + Send + Sync + 'static)) {
+    match error.downcast_ref::<hyper::Error>() {
+        Some(error) if error.is_parse_too_large() => {
+            tracing::warn!(limit_bytes = BUFFER_BYTES, "a request was refused with 431: its head is too large");
+        }
+        Some(_) | None => tracing::debug!(error = %error, "a connection broke off"),
+    }
+}

@@ -1,0 +1,147 @@
+//! The API's description: OpenAPI 3.1, put together from the handlers. `openapi.yaml` is this, written to a file.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use utoipa::openapi::header::HeaderBuilder;
+use utoipa::openapi::response::{Response, ResponseBuilder};
+use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr};
+use utoipa::{IntoResponses, OpenApi as _};
+
+use super::problem::{PROBLEM_JSON, ProblemBody, ProblemCode};
+
+const DESCRIPTION: &str = "\
+hames executes LLM agents: a run is the loop of one model and its tools over one task, kept in a log that can be \
+followed while it grows and read ever after.
+
+**Errors** are `application/problem+json` (RFC 9457). `code` is stable; `type` is `/problems/` and the code. A path \
+that is not listed here answers 404 `route_not_found`, a method that is not listed 405 `method_not_allowed` with `Allow`.
+
+**Limits.** A body is JSON in UTF-8 of at most `server.max_body_bytes` (4 MiB unless configured), without content \
+encoding, without a key twice in one object, nested at most 127 levels, without U+0000 in any text. A request has at most \
+100 header lines and 32 KiB of headers and address (431 `headers_too_large`; beyond 64 KiB the connection is closed \
+after a 431 without a body). Headers have to arrive within 5 s and bodies within 30 s. A client that takes no byte for 30 s \
+is disconnected. Unknown fields and unknown query parameters are errors.
+
+**Headers.** Every answer has `x-request-id`: the caller's own when it is 1 to 128 of `A-Z a-z 0-9 - _ . :`, else a new \
+one. Times are RFC 3339 in UTC with milliseconds.";
+
+/// What the description says of the API as a whole; routes are added to it.
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(title = "hames", license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")),
+    servers((url = "/", description = "This server.")),
+    components(schemas(ProblemBody)),
+    tags(
+        (name = "runs", description = "Create, follow, read and stop runs."),
+        (name = "catalog", description = "What is on offer."),
+        (name = "operations", description = "For those who run the server."),
+    ),
+)]
+struct Frame;
+
+pub(super) fn frame() -> OpenApi {
+    let mut frame = Frame::openapi();
+    frame.info.description = Some(DESCRIPTION.to_owned());
+    frame
+}
+
+/// The description of the whole API.
+pub fn openapi() -> OpenApi {
+    super::routes().into_openapi()
+}
+
+/// The description as it stands in `openapi.yaml`.
+pub fn openapi_yaml() -> Result<String, SpecError> {
+    let yaml = openapi().to_yaml().map_err(|error| SpecError(error.to_string()))?;
+    Ok(format!("# Generated from the code: cargo run -- openapi > openapi.yaml\n{yaml}"))
+}
+
+/// The description cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("the API's description cannot be written: {0}")]
+pub struct SpecError(String);
+
+/// The description, ready to be sent.
+pub(super) struct Documents {
+    pub(super) yaml: Bytes,
+    pub(super) json: Bytes,
+}
+
+impl Documents {
+    pub(super) fn generate() -> Result<Self, SpecError> {
+        let json = openapi().to_json().map_err(|error| SpecError(error.to_string()))?;
+        Ok(Self { yaml: openapi_yaml()?.into(), json: json.into() })
+    }
+}
+
+/// Problems any route can answer with.
+const ANY: [ProblemCode; 9] = [
+    ProblemCode::InvalidQuery,
+    ProblemCode::InvalidHeader,
+    ProblemCode::HostNotAllowed,
+    ProblemCode::OriginNotAllowed,
+    ProblemCode::HeadersTooLarge,
+    ProblemCode::InternalError,
+    ProblemCode::Overloaded,
+    ProblemCode::Stopping,
+    ProblemCode::StoreUnavailable,
+];
+
+/// Problems of a route that reads.
+pub(super) struct ReadProblems;
+
+/// Problems of a route that names a run.
+pub(super) struct RunProblems;
+
+/// Problems of the route that creates runs.
+pub(super) struct CreateProblems;
+
+impl IntoResponses for ReadProblems {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(&[])
+    }
+}
+
+impl IntoResponses for RunProblems {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(&[ProblemCode::InvalidCursor, ProblemCode::RunNotFound])
+    }
+}
+
+impl IntoResponses for CreateProblems {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(&[
+            ProblemCode::InvalidJson,
+            ProblemCode::InvalidRequest,
+            ProblemCode::BodyTimeout,
+            ProblemCode::BodyTooLarge,
+            ProblemCode::UnsupportedMediaType,
+        ])
+    }
+}
+
+fn responses(own: &[ProblemCode]) -> BTreeMap<String, RefOr<Response>> {
+    let mut by_status: BTreeMap<u16, Vec<ProblemCode>> = BTreeMap::new();
+    for code in own.iter().chain(&ANY) {
+        by_status.entry(code.status().as_u16()).or_default().push(*code);
+    }
+    by_status.into_iter().map(|(status, codes)| (status.to_string(), RefOr::T(response(status, &codes)))).collect()
+}
+
+fn response(status: u16, codes: &[ProblemCode]) -> Response {
+    let lines: Vec<String> = codes.iter().map(|code| format!("`{}`: {}.", code.as_str(), code.title())).collect();
+    let schema = Ref::from_schema_name("Problem");
+    let response = ResponseBuilder::new()
+        .description(lines.join(" "))
+        .content(PROBLEM_JSON, ContentBuilder::new().schema(Some(schema)).build());
+    if status == 503 {
+        let header = HeaderBuilder::new().description(Some("Seconds until another attempt makes sense.")).build();
+        return response.header("Retry-After", header).build();
+    }
+    response.build()
+}
+
+#[cfg(test)]
+#[path = "spec_tests.rs"]
+mod tests;

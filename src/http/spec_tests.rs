@@ -1,0 +1,88 @@
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::*;
+
+fn document() -> Value {
+    serde_json::to_value(openapi()).unwrap()
+}
+
+fn operations(document: &Value) -> Vec<(String, String, Value)> {
+    let mut out = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            out.push((path.clone(), method.clone(), operation.clone()));
+        }
+    }
+    out
+}
+
+fn references(value: &Value, out: &mut HashSet<String>) {
+    match value {
+        Value::Object(object) => {
+            out.extend(object.get("$ref").and_then(Value::as_str).map(str::to_owned));
+            object.values().for_each(|value| references(value, out));
+        }
+        Value::Array(items) => items.iter().for_each(|value| references(value, out)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn the_file_is_what_the_code_says() {
+    let file = include_str!("../../openapi.yaml");
+    assert!(
+        file == openapi_yaml().unwrap(),
+        "openapi.yaml is stale; write it anew with: cargo run -- openapi > openapi.yaml"
+    );
+}
+
+#[test]
+fn every_operation_has_a_name_words_and_problems() {
+    let document = document();
+    assert_eq!(document["openapi"], "3.1.0");
+    let mut names = HashSet::new();
+    for (path, method, operation) in operations(&document) {
+        let at = format!("{method} {path}");
+        assert!(names.insert(operation["operationId"].as_str().unwrap().to_owned()), "{at}: its name is taken");
+        for field in ["summary", "description"] {
+            assert!(operation[field].as_str().is_some_and(|text| text.len() > 8), "{at}: {field}");
+        }
+        assert_eq!(operation["tags"].as_array().unwrap().len(), 1, "{at}");
+        for parameter in operation["parameters"].as_array().into_iter().flatten() {
+            assert!(parameter["description"].is_string(), "{at}: {}", parameter["name"]);
+        }
+        let responses = operation["responses"].as_object().unwrap();
+        for status in ["400", "403", "431", "500", "503"] {
+            assert!(responses.contains_key(status), "{at}: {status}");
+        }
+        for (status, response) in responses {
+            assert!(response["description"].as_str().is_some_and(|text| !text.is_empty()), "{at} {status}");
+            if status.starts_with(['4', '5']) {
+                let schema = &response["content"][PROBLEM_JSON]["schema"]["$ref"];
+                assert_eq!(schema, "#/components/schemas/Problem", "{at} {status}");
+            }
+        }
+    }
+    let run_routes = operations(&document).into_iter().filter(|(path, ..)| path.contains("{id}"));
+    for (path, method, operation) in run_routes {
+        assert!(operation["responses"]["404"].is_object(), "{method} {path}");
+    }
+}
+
+#[test]
+fn every_reference_leads_somewhere_and_every_schema_is_one() {
+    let document = document();
+    let mut found = HashSet::new();
+    references(&document, &mut found);
+    for reference in &found {
+        let pointer = reference.strip_prefix('#').unwrap();
+        assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    for (name, schema) in schemas {
+        assert!(found.contains(&format!("#/components/schemas/{name}")), "{name} is used nowhere");
+        jsonschema::meta::validate(schema).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
