@@ -20,7 +20,7 @@ use super::negotiate::{EVENT_STREAM, Form};
 use super::page;
 use super::problem::{Problem, ProblemCode, clipped};
 use super::query::{FromQuery, Query, QueryReader};
-use super::spec::RunProblems;
+use super::spec::EventProblems;
 use super::state::HttpState;
 use crate::domain::{Event, EventBody, RunId, Seq, TenantId, Timestamp};
 use crate::event::{Cursor, Subscribed, Subscription};
@@ -59,6 +59,7 @@ pub(super) struct EventPage {
     /// The events, in order.
     data: Vec<EventView>,
     /// `after` of the next page; `null` when this page reaches the newest event.
+    #[schema(value_type = Option<u64>)]
     next_after: Option<Seq>,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct EventView {
     #[schema(value_type = String, example = "run_019000000000700080000000000000ab")]
     run_id: RunId,
     /// Its number in the run: 1, 2, 3, … without gap.
-    #[schema(minimum = 1)]
+    #[schema(value_type = u64, minimum = 1, example = 1)]
     seq: Seq,
     /// When it was committed.
     #[schema(value_type = String, format = DateTime)]
@@ -102,11 +103,11 @@ pub(super) struct EventView {
     ),
     responses(
         (status = 200, description = "The stream, or one page.", headers(
-            ("Cache-Control" = Option<String>, description = "`no-cache` for a stream."),
-            ("X-Accel-Buffering" = Option<String>, description = "`no` for a stream.")),
+            ("Cache-Control" = String, description = "`no-cache` for a stream."),
+            ("X-Accel-Buffering" = String, description = "`no` for a stream.")),
             content((EventPage = "application/json"), (String = "text/event-stream"))),
         (status = 204, description = "The run has ended and the stream's cursor lies behind its last event: do not connect again."),
-        RunProblems,
+        EventProblems,
     ))]
 pub(super) async fn events(
     Query(query): Query<EventsQuery>,

@@ -68,7 +68,6 @@ pub(super) enum ProblemCode {
 
 impl ProblemCode {
     /// All of them.
-    #[cfg(test)]
     pub(super) const ALL: [Self; 18] = [
         Self::InvalidJson,
         Self::InvalidRequest,

@@ -55,10 +55,10 @@ const MAX_LABELS: usize = 32;
     responses(
         (status = 202, description = "Accepted, and stored for good.", body = RunView, headers(
             ("Location" = String, description = "The run: `/runs/{id}`."),
-            ("Preference-Applied" = Option<String>, description = "The wait that was followed."))),
+            ("Preference-Applied" = String, description = "The wait that was followed."))),
         (status = 200, description = "Ended within the wait; or the event stream.", headers(
             ("Location" = String, description = "The run: `/runs/{id}`."),
-            ("Preference-Applied" = Option<String>, description = "The wait that was followed.")),
+            ("Preference-Applied" = String, description = "The wait that was followed.")),
             content((RunView = "application/json"), (String = "text/event-stream"))),
         CreateProblems,
     ))]

@@ -15,7 +15,8 @@ hames executes LLM agents: a run is the loop of one model and its tools over one
 followed while it grows and read ever after.
 
 **Errors** are `application/problem+json` (RFC 9457). `code` is stable; `type` is `/problems/` and the code. A path \
-that is not listed here answers 404 `route_not_found`, a method that is not listed 405 `method_not_allowed` with `Allow`.
+that is not listed here answers 404 `route_not_found`, a method that is not listed 405 `method_not_allowed` with `Allow`. \
+All codes are in the table below.
 
 **Limits.** A body is JSON in UTF-8 of at most `server.max_body_bytes` (4 MiB unless configured), without content \
 encoding, without a key twice in one object, nested at most 127 levels, without U+0000 in any text. A request has at most \
@@ -42,7 +43,12 @@ struct Frame;
 
 pub(super) fn frame() -> OpenApi {
     let mut frame = Frame::openapi();
-    frame.info.description = Some(DESCRIPTION.to_owned());
+    let codes =
+        ProblemCode::ALL.map(|code| format!("| `{}` | {} | {} |", code.as_str(), code.status().as_u16(), code.title()));
+    let table = format!("| code | status | meaning |\n|---|---|---|\n{}", codes.join("\n"));
+    frame.info.description = Some(format!("{DESCRIPTION}\n\n{table}"));
+    let shared = SHARED.iter().map(|(name, codes)| ((*name).to_owned(), RefOr::T(response(codes))));
+    frame.components.get_or_insert_default().responses.extend(shared);
     frame
 }
 
@@ -75,17 +81,15 @@ impl Documents {
     }
 }
 
-/// Problems any route can answer with.
-const ANY: [ProblemCode; 9] = [
-    ProblemCode::InvalidQuery,
-    ProblemCode::InvalidHeader,
-    ProblemCode::HostNotAllowed,
-    ProblemCode::OriginNotAllowed,
-    ProblemCode::HeadersTooLarge,
-    ProblemCode::InternalError,
-    ProblemCode::Overloaded,
-    ProblemCode::Stopping,
-    ProblemCode::StoreUnavailable,
+/// Problems any route can answer with 400.
+const ANY_BAD_REQUEST: [ProblemCode; 2] = [ProblemCode::InvalidQuery, ProblemCode::InvalidHeader];
+
+/// Answers any route can give, as components that routes refer to.
+const SHARED: [(&str, &[ProblemCode]); 4] = [
+    ("NotAllowed", &[ProblemCode::HostNotAllowed, ProblemCode::OriginNotAllowed]),
+    ("HeadersTooLarge", &[ProblemCode::HeadersTooLarge]),
+    ("ServerFailed", &[ProblemCode::InternalError]),
+    ("Unavailable", &[ProblemCode::Overloaded, ProblemCode::Stopping, ProblemCode::StoreUnavailable]),
 ];
 
 /// Problems of a route that reads.
@@ -93,6 +97,9 @@ pub(super) struct ReadProblems;
 
 /// Problems of a route that names a run.
 pub(super) struct RunProblems;
+
+/// Problems of the route that gives a run's events.
+pub(super) struct EventProblems;
 
 /// Problems of the route that creates runs.
 pub(super) struct CreateProblems;
@@ -104,6 +111,12 @@ impl IntoResponses for ReadProblems {
 }
 
 impl IntoResponses for RunProblems {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(&[ProblemCode::RunNotFound])
+    }
+}
+
+impl IntoResponses for EventProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         responses(&[ProblemCode::InvalidCursor, ProblemCode::RunNotFound])
     }
@@ -121,21 +134,28 @@ impl IntoResponses for CreateProblems {
     }
 }
 
+/// A route's own problems by status, and those of every route.
 fn responses(own: &[ProblemCode]) -> BTreeMap<String, RefOr<Response>> {
     let mut by_status: BTreeMap<u16, Vec<ProblemCode>> = BTreeMap::new();
-    for code in own.iter().chain(&ANY) {
+    for code in own.iter().chain(&ANY_BAD_REQUEST) {
         by_status.entry(code.status().as_u16()).or_default().push(*code);
     }
-    by_status.into_iter().map(|(status, codes)| (status.to_string(), RefOr::T(response(status, &codes)))).collect()
+    let own = by_status.into_iter().map(|(status, codes)| (status.to_string(), RefOr::T(response(&codes))));
+    let shared = SHARED.iter().filter_map(|(name, codes)| {
+        let status = codes.first()?.status().as_u16();
+        Some((status.to_string(), RefOr::Ref(Ref::from_response_name(*name))))
+    });
+    own.chain(shared).collect()
 }
 
-fn response(status: u16, codes: &[ProblemCode]) -> Response {
+/// An answer with one of several problems of the same status.
+fn response(codes: &[ProblemCode]) -> Response {
     let lines: Vec<String> = codes.iter().map(|code| format!("`{}`: {}.", code.as_str(), code.title())).collect();
     let schema = Ref::from_schema_name("Problem");
     let response = ResponseBuilder::new()
         .description(lines.join(" "))
         .content(PROBLEM_JSON, ContentBuilder::new().schema(Some(schema)).build());
-    if status == 503 {
+    if codes.contains(&ProblemCode::Overloaded) {
         let header = HeaderBuilder::new().description(Some("Seconds until another attempt makes sense.")).build();
         return response.header("Retry-After", header).build();
     }

@@ -58,6 +58,10 @@ fn every_operation_has_a_name_words_and_problems() {
             assert!(responses.contains_key(status), "{at}: {status}");
         }
         for (status, response) in responses {
+            let response = match response["$ref"].as_str() {
+                Some(reference) => document.pointer(reference.trim_start_matches('#')).unwrap(),
+                None => response,
+            };
             assert!(response["description"].as_str().is_some_and(|text| !text.is_empty()), "{at} {status}");
             if status.starts_with(['4', '5']) {
                 let schema = &response["content"][PROBLEM_JSON]["schema"]["$ref"];

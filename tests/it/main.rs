@@ -7,6 +7,8 @@ mod cli;
 #[cfg(test)]
 mod config;
 #[cfg(test)]
+mod http;
+#[cfg(test)]
 mod provider;
 #[cfg(test)]
 mod store;

@@ -1,3 +1,6 @@
-//! What integration tests share: fakes that check their caller.
+//! What integration tests share: the service, its clients, and fakes that check their caller.
 
+pub(crate) mod app;
+pub(crate) mod client;
+pub(crate) mod sse;
 pub(crate) mod upstream;

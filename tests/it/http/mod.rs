@@ -1,0 +1,7 @@
+//! The HTTP interface from outside.
+
+mod bad_input;
+mod connection;
+mod contract;
+mod events;
+mod runs;
