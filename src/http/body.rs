@@ -1,7 +1,7 @@
 //! Request bodies: strict JSON, and errors that say where and what.
 //!
 //! A body is read twice. The first pass takes JSON as RFC 8259 has it and refuses what parsers disagree on
-//! (a key twice, text after the end, lone surrogates, NUL); it reports line and column. The second pass reads the
+//! (a key twice, text after the end, lone surrogates, NUL) or what is out of proportion; it reports line and column. The second pass reads the
 //! request's own type and reports the JSON path.
 
 use std::fmt;
@@ -13,6 +13,10 @@ use serde_path_to_error::{Path, Segment};
 use super::problem::{Problem, ProblemCode, closest, shown};
 use super::value::Strictly;
 use crate::domain::FieldError;
+
+/// Most values one body may hold. A value costs up to sixteen times its text in memory, so that a body within its limit
+/// of bytes could still take a lot.
+const MAX_VALUES: usize = 100_000;
 
 /// Reads a whole body.
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
@@ -32,9 +36,9 @@ fn parse(bytes: &[u8]) -> Result<Value, Problem> {
     if text.starts_with('\u{feff}') {
         return Err(invalid("The body starts with a byte order mark, which JSON does not have.".to_owned()));
     }
-    let (mut path, mut refused) = ("$".to_owned(), None);
+    let (mut path, mut refused, mut left) = ("$".to_owned(), None, MAX_VALUES);
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = Strict { path: &mut path, refused: &mut refused }
+    let value = Strict { path: &mut path, refused: &mut refused, left: &mut left }
         .deserialize(&mut deserializer)
         .and_then(|value| deserializer.end().map(|()| value));
     value.map_err(|error| match refused {
@@ -92,9 +96,15 @@ struct Strict<'a> {
     path: &'a mut String,
     /// What was refused, and where.
     refused: &'a mut Option<FieldError>,
+    /// How many more values there may be.
+    left: &'a mut usize,
 }
 
 impl Strict<'_> {
+    fn inner(&mut self) -> Strict<'_> {
+        Strict { path: &mut *self.path, refused: &mut *self.refused, left: &mut *self.left }
+    }
+
     fn refuse<T, E: Error>(self, message: String) -> Result<T, E> {
         let error = E::custom(&message);
         *self.refused = Some(FieldError::new(self.path.clone(), message));
@@ -106,6 +116,10 @@ impl<'de> DeserializeSeed<'de> for Strict<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        match self.left.checked_sub(1) {
+            Some(left) => *self.left = left,
+            None => return self.refuse(format!("the body holds more than {MAX_VALUES} values")),
+        }
         deserializer.deserialize_any(self)
     }
 }
@@ -144,12 +158,12 @@ impl<'de> Visitor<'de> for Strict<'_> {
         Ok(Value::String(value.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Value, A::Error> {
         let mut out = Vec::new();
         let length = self.path.len();
         loop {
             self.path.push_str(&format!("[{}]", out.len()));
-            let item = items.next_element_seed(Strict { path: &mut *self.path, refused: &mut *self.refused })?;
+            let item = items.next_element_seed(self.inner())?;
             self.path.truncate(length);
             match item {
                 Some(item) => out.push(item),
@@ -158,7 +172,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
         }
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(mut self, mut entries: A) -> Result<Value, A::Error> {
         let mut out = Map::new();
         let length = self.path.len();
         while let Some(key) = entries.next_key::<String>()? {
@@ -169,7 +183,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
                 return self.refuse("a key contains U+0000, which is not accepted".to_owned());
             }
             self.path.push_str(&format!(".{}", shown(&key)));
-            let value = entries.next_value_seed(Strict { path: &mut *self.path, refused: &mut *self.refused })?;
+            let value = entries.next_value_seed(self.inner())?;
             self.path.truncate(length);
             out.insert(key, value);
         }

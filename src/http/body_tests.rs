@@ -89,6 +89,14 @@ fn depth_is_bounded() {
 }
 
 #[test]
+fn the_number_of_values_is_bounded() {
+    let list = |items: usize| format!("[{}0]", "0,".repeat(items - 1));
+    assert!(parse(list(MAX_VALUES - 1).as_bytes()).is_ok());
+    let problem = parse(list(MAX_VALUES).as_bytes()).unwrap_err();
+    assert_eq!(problem.detail(), "$[99999]: the body holds more than 100000 values");
+}
+
+#[test]
 fn a_wrong_field_is_named_by_its_path() {
     for (body, path, message) in [
         (json!([]), "$", "invalid type: sequence, expected an object"),

@@ -135,7 +135,7 @@ impl HostRule {
 }
 
 /// The host a request is addressed to: `:authority` or an absolute address before `Host` (RFC 9112 §3.2.2).
-/// `None` for HTTP/1.0 clients that send none; no browser is one.
+/// `None` when the client names none, which no browser does.
 fn addressed_host(request: &Request) -> Result<Option<Authority>, Problem> {
     if let Some(authority) = request.uri().authority() {
         return Ok(Some(authority.clone()));

@@ -186,7 +186,7 @@ pub(super) struct ProblemBody {
     detail: String,
     /// The kind of problem.
     code: ProblemCode,
-    /// The fields at fault, where there are any.
+    /// What is at fault, where it can be named: `$` and a path in the body, `?` and a query parameter.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     errors: Vec<FieldError>,

@@ -97,7 +97,8 @@ async fn a_client_that_takes_nothing_gives_its_place_to_another() {
 
 #[tokio::test]
 async fn a_server_that_stops_takes_no_new_clients_and_ends_idle_connections() {
-    let app = TestApp::start().await;
+    // Long enough that only the stop can end the idle connection.
+    let app = TestApp::with(ServerConfig { header_timeout_ms: 3_600_000, ..ServerConfig::default() }).await;
     let mut idle = TcpStream::connect(app.addr).await.unwrap();
     let request = format!("GET /healthz HTTP/1.1\r\nHost: {}\r\n\r\n", app.addr);
     idle.write_all(request.as_bytes()).await.unwrap();

@@ -36,6 +36,17 @@ async fn health_is_told() {
 }
 
 #[tokio::test]
+async fn head_is_get_without_the_body() {
+    let app = TestApp::start().await;
+    let events = format!("/runs/{}/events", app.waiting_run().await);
+    for path in ["/healthz", "/runs", "/openapi.yaml", &events] {
+        let answer = app.client.send(app.client.request(Method::HEAD, path)).await;
+        assert_eq!((answer.status, answer.text.as_str()), (200, ""), "{path}");
+    }
+    app.stop().await;
+}
+
+#[tokio::test]
 async fn a_plain_request_id_comes_back_and_another_is_replaced() {
     let app = TestApp::start().await;
     let ask =

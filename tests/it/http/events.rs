@@ -1,5 +1,6 @@
 //! Streams and pages of events.
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::app::TestApp;
@@ -12,6 +13,18 @@ async fn a_new_run_can_be_followed_on_the_connection_that_made_it() {
     let (snapshot, first) = (stream.next().await.unwrap(), stream.next().await.unwrap());
     assert_eq!((snapshot.event.as_str(), snapshot.id), ("snapshot", None));
     assert_eq!((first.event.as_str(), first.seq()), ("run_queued", Some(1)));
+    app.stop().await;
+}
+
+// tower-rs/tower-http#420: an encoder holds small events back until it has enough.
+#[tokio::test]
+async fn a_stream_is_never_compressed() {
+    let app = TestApp::start().await;
+    let path = format!("/runs/{}/events", app.waiting_run().await);
+    let request = app.client.request(Method::GET, &path).header("accept-encoding", "gzip, br, zstd, deflate");
+    let mut stream = app.client.follow(request).await.unwrap();
+    assert_eq!(stream.header("content-encoding"), None);
+    assert_eq!(stream.next().await.unwrap().event, "snapshot");
     app.stop().await;
 }
 

@@ -61,8 +61,10 @@ async fn pages_hold_every_run_once_newest_first() {
     let mut ids = Vec::new();
     for number in 0..7 {
         let request = json!({"input": "a", "metadata": {"number": number.to_string(), "all": "x"}});
-        ids.insert(0, app.client.post("/runs", &request).await.id());
+        ids.push(app.client.post("/runs", &request).await.id());
     }
+    // Ids sort by time of acceptance; within one millisecond they sort by themselves.
+    ids.sort_unstable_by(|one, other| other.cmp(one));
     for limit in [1, 2, 3, 7, 8] {
         let (mut seen, mut path) = (Vec::new(), format!("/runs?limit={limit}&metadata.all=x"));
         loop {
@@ -78,7 +80,8 @@ async fn pages_hold_every_run_once_newest_first() {
         assert_eq!(seen, ids, "{limit}");
     }
     let found = app.client.get("/runs?metadata.number=3&metadata.all=x").await.body;
-    assert_eq!(found["data"][0]["id"], ids[3]);
+    assert_eq!(found["data"].as_array().unwrap().len(), 1);
+    assert_eq!(found["data"][0]["metadata"]["number"], "3");
     assert_eq!(found["next_cursor"], Value::Null);
     for none in ["metadata.number=3&metadata.all=y", "agent=nobody", "status=completed,aborted&metadata.all=x"] {
         assert_eq!(

@@ -95,12 +95,22 @@ impl ApiClient {
 
     /// Opens an event stream; an answer that is none comes back as it is.
     pub(crate) async fn stream(&self, path: &str, last_event_id: Option<&str>) -> Result<SseClient, Box<Answer>> {
-        let mut request = self.request(Method::GET, path).header(ACCEPT, "text/event-stream");
+        let mut request = self.request(Method::GET, path);
         if let Some(id) = last_event_id {
             request = request.header("last-event-id", id);
         }
+        self.follow(request).await
+    }
+
+    /// Opens the event stream of a request made by hand.
+    pub(crate) async fn follow(&self, request: RequestBuilder) -> Result<SseClient, Box<Answer>> {
+        let request = request.header(ACCEPT, "text/event-stream");
+        let sent = request.try_clone().and_then(|request| request.build().ok()).unwrap();
+        let query = sent.url().query().map(|query| format!("?{query}")).unwrap_or_default();
+        let path = format!("{}{query}", sent.url().path());
+        let last_id = sent.headers().get("last-event-id").map_or("", |id| id.to_str().unwrap()).to_owned();
         let response = self.open(request).await?;
-        Ok(SseClient::new(self.clone(), path, last_event_id.unwrap_or_default(), response))
+        Ok(SseClient::new(self.clone(), &path, &last_id, response))
     }
 
     /// Posts a run and follows it on the same connection.
