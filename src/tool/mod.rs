@@ -3,13 +3,12 @@
 //! A [`Tool`] does its work; the [`registry`] knows which exist and checks arguments; the [`executor`] gives
 //! every call exactly one outcome, whatever the tool does.
 
-use std::sync::Arc;
-
 mod capture;
 pub mod command;
 pub mod executor;
 #[cfg(test)]
 mod fake;
+pub mod files;
 mod process;
 pub mod registry;
 pub mod schema;
@@ -17,6 +16,8 @@ mod session;
 pub mod supervise;
 mod text;
 pub mod workspace;
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};

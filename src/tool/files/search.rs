@@ -1,0 +1,364 @@
+//! search_files: lines that match, in many files.
+
+use std::io::Read as _;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use globset::{GlobBuilder, GlobMatcher};
+use regex::bytes::{Regex, RegexBuilder};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::super::text::shown;
+use super::super::workspace::{Found, Kind};
+use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec};
+use crate::domain::{Effect, ToolSpec};
+
+/// Most matching lines of one call.
+const MAX_MATCHES: usize = 100;
+/// Most bytes of text of one call.
+const MAX_TEXT: usize = 20_000;
+/// Most Unicode scalar values shown of a line.
+const MAX_LINE: usize = 250;
+/// Largest file that is searched.
+const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
+/// Most bytes read in one call.
+const MAX_BYTES: u64 = 512 * 1024 * 1024;
+/// Most files and directories looked at in one call.
+const MAX_VISITED: usize = 200_000;
+/// Most time of one call.
+const MAX_TIME: Duration = Duration::from_secs(20);
+/// Largest compiled regular expression, in bytes.
+const MAX_REGEX_BYTES: usize = 256 * 1024;
+/// How many lines are searched between two looks at the clock.
+const LINES_PER_CHECK: usize = 512;
+/// How far a file is looked at to tell text from anything else.
+const SNIFFED: usize = 8_192;
+
+const DESCRIPTION: &str = "\
+Searches the text files of the workspace, line by line, and returns each matching line as `path:line: text`, sorted by \
+path; lines count from 1, and long lines are cut around the match. With `glob` and an empty `pattern` it lists the names of files instead.
+
+`pattern` is a regular expression in the syntax of Rust's regex crate (no look-around, no back-references), matched \
+within single lines; with `literal` it is plain text. `ignore_case` ignores case. `path` is the directory or file to \
+search, the whole workspace when absent. `glob` limits the files: without a slash it is compared with the file's name \
+(`*.rs`), with one to its path from the workspace (`src/**/*.rs`).
+
+The last line, in square brackets, says what was searched and what was left out: binary files, files over 8 MiB, what \
+cannot be read. `.git` is searched only when `path` leads into it, and symbolic links are not followed. It stops after 100 matches, 512 MiB or 20 seconds and \
+says so; then narrow the pattern, the glob or the path. To see more around a match use read_file with `start_line`.";
+
+/// The tool.
+pub(super) struct SearchFiles(ToolSpec);
+
+impl SearchFiles {
+    pub(super) fn new() -> Self {
+        let parameters = json!({
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "maxLength": 2_000,
+                    "description": "What to find in a line; empty: list the files that fit `glob`."},
+                "literal": {"type": "boolean", "description": "Take `pattern` as plain text; false when absent."},
+                "ignore_case": {"type": "boolean", "description": "Ignore case; false when absent."},
+                "path": {"type": "string", "description": "Where to search, relative to the workspace; `.` when absent."},
+                "glob": {"type": "string", "maxLength": 500, "description": "Only these files: `*.rs`, `src/**/*.md`."}
+            },
+            "required": ["pattern"],
+            "additionalProperties": false
+        });
+        Self(spec("search_files", DESCRIPTION, parameters))
+    }
+}
+
+#[derive(Deserialize)]
+struct Args {
+    pattern: String,
+    #[serde(default)]
+    literal: bool,
+    #[serde(default)]
+    ignore_case: bool,
+    #[serde(default = "here")]
+    path: String,
+    glob: Option<String>,
+}
+
+fn here() -> String {
+    ".".to_owned()
+}
+
+#[async_trait]
+impl Tool for SearchFiles {
+    fn spec(&self) -> &ToolSpec {
+        &self.0
+    }
+
+    fn effect(&self) -> Effect {
+        Effect::ReadOnly
+    }
+
+    async fn call(&self, ctx: &ToolCtx, given: &Map<String, Value>) -> Result<String, ToolError> {
+        let args: Args = arguments(given)?;
+        let query = Query::new(&args)?;
+        blocking(ctx, move |ctx| Search::new(ctx, query).run(&args.path)).await
+    }
+}
+
+/// What to look for.
+struct Query {
+    lines: Lines,
+    files: Option<(GlobMatcher, Against)>,
+}
+
+/// What to look for in a file.
+enum Lines {
+    /// Nothing: the file itself is what is wanted.
+    Names,
+    /// Lines that match.
+    Matching(Regex),
+}
+
+/// What a glob is compared with.
+enum Against {
+    Name,
+    Path,
+}
+
+impl Query {
+    fn new(args: &Args) -> Result<Self, ToolError> {
+        let lines = if args.pattern.is_empty() {
+            if args.glob.is_none() {
+                return Err(ToolError::Respond(
+                    "Give a `pattern` to find, or a `glob` to list files by name.".to_owned(),
+                ));
+            }
+            Lines::Names
+        } else {
+            let source = if args.literal { regex::escape(&args.pattern) } else { args.pattern.clone() };
+            let regex = RegexBuilder::new(&source)
+                .case_insensitive(args.ignore_case)
+                .size_limit(MAX_REGEX_BYTES)
+                .build()
+                .map_err(|error| {
+                    ToolError::Respond(format!(
+                        "`pattern` is not a usable regular expression: {error}. Set `literal` to search for it as plain text."
+                    ))
+                })?;
+            Lines::Matching(regex)
+        };
+        let files = match &args.glob {
+            None => None,
+            Some(glob) => {
+                let matcher = GlobBuilder::new(glob)
+                    .literal_separator(true)
+                    .build()
+                    .map_err(|error| ToolError::Respond(format!("`glob` cannot be read: {error}.")))?
+                    .compile_matcher();
+                Some((matcher, if glob.contains('/') { Against::Path } else { Against::Name }))
+            }
+        };
+        Ok(Self { lines, files })
+    }
+
+    fn wants(&self, found: &Found) -> bool {
+        match &self.files {
+            None => true,
+            Some((glob, Against::Path)) => glob.is_match(&found.path),
+            Some((glob, Against::Name)) => found.path.file_name().is_some_and(|name| glob.is_match(name)),
+        }
+    }
+}
+
+/// Why a search ended before everything was searched.
+#[derive(Clone, Copy)]
+enum Stop {
+    Matches,
+    Bytes,
+    Time,
+    Entries,
+    Cancelled,
+}
+
+/// A search at work.
+struct Search<'a> {
+    ctx: &'a ToolCtx,
+    query: Query,
+    until: Instant,
+    text: String,
+    matches: usize,
+    searched: usize,
+    bytes: u64,
+    binary: usize,
+    huge: usize,
+    unreadable: usize,
+}
+
+impl<'a> Search<'a> {
+    fn new(ctx: &'a ToolCtx, query: Query) -> Self {
+        Self {
+            ctx,
+            query,
+            until: Instant::now() + MAX_TIME,
+            text: String::new(),
+            matches: 0,
+            searched: 0,
+            bytes: 0,
+            binary: 0,
+            huge: 0,
+            unreadable: 0,
+        }
+    }
+
+    fn run(mut self, path: &str) -> Result<String, ToolError> {
+        let workspace = std::sync::Arc::clone(&self.ctx.workspace);
+        let mut walk = workspace.walk(path)?;
+        let mut stop = None;
+        let mut visited = 0;
+        while let Some(found) = walk.next() {
+            visited += 1;
+            stop = self.stop().or((visited > MAX_VISITED).then_some(Stop::Entries));
+            if stop.is_some() {
+                break;
+            }
+            match found.kind {
+                Kind::Directory if found.path.file_name().is_some_and(|name| name == ".git") => {
+                    walk.leave_out(&found.path);
+                }
+                Kind::File if self.query.wants(&found) => {
+                    stop = self.file(&found);
+                    if stop.is_some() {
+                        break;
+                    }
+                }
+                Kind::File | Kind::Directory | Kind::Link | Kind::Fifo | Kind::Socket | Kind::Device | Kind::Other => {}
+            }
+        }
+        self.unreadable += walk.unreadable;
+        if matches!(stop, Some(Stop::Cancelled)) {
+            return Err(ToolError::Respond("The search was stopped before it was finished.".to_owned()));
+        }
+        Ok(self.report(stop))
+    }
+
+    fn stop(&self) -> Option<Stop> {
+        if self.ctx.cancel.is_cancelled() {
+            Some(Stop::Cancelled)
+        } else if self.matches >= MAX_MATCHES || self.text.len() >= MAX_TEXT {
+            Some(Stop::Matches)
+        } else if self.bytes >= MAX_BYTES {
+            Some(Stop::Bytes)
+        } else if Instant::now() >= self.until {
+            Some(Stop::Time)
+        } else {
+            None
+        }
+    }
+
+    fn file(&mut self, found: &Found) -> Option<Stop> {
+        let path = shown(&found.path.to_string_lossy(), 1_000);
+        let regex = match &self.query.lines {
+            Lines::Names => {
+                self.searched += 1;
+                self.matches += 1;
+                self.text.push_str(&path);
+                self.text.push('\n');
+                return None;
+            }
+            Lines::Matching(regex) => regex.clone(),
+        };
+        // What is not read has no lines; the search goes on.
+        let content = self.content(found)?;
+        self.searched += 1;
+        if content.is_empty() {
+            return None;
+        }
+        // What follows the last newline is not a line.
+        let content = content.strip_suffix(b"\n").unwrap_or(&content);
+        for (index, line) in content.split(|byte| *byte == b'\n').enumerate() {
+            if index % LINES_PER_CHECK == 0 || line.len() > SNIFFED {
+                let stop = self.stop();
+                if stop.is_some() {
+                    return stop;
+                }
+            }
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            if let Some(hit) = regex.find(line) {
+                self.matches += 1;
+                self.text.push_str(&format!("{path}:{}: {}\n", index + 1, around(line, hit.start(), hit.end())));
+                if self.matches >= MAX_MATCHES || self.text.len() >= MAX_TEXT {
+                    return Some(Stop::Matches);
+                }
+            }
+        }
+        None
+    }
+
+    /// The content of a text file that is not too large; what is not is counted.
+    fn content(&mut self, found: &Found) -> Option<Vec<u8>> {
+        let Ok((file, metadata)) = self.ctx.workspace.found(found) else {
+            self.unreadable += 1;
+            return None;
+        };
+        if metadata.len() > MAX_FILE_BYTES {
+            self.huge += 1;
+            return None;
+        }
+        let mut content = Vec::new();
+        if file.take(MAX_FILE_BYTES).read_to_end(&mut content).is_err() {
+            self.unreadable += 1;
+            return None;
+        }
+        self.bytes += u64::try_from(content.len()).unwrap_or(u64::MAX);
+        if content.iter().take(SNIFFED).any(|byte| *byte == 0) {
+            self.binary += 1;
+            return None;
+        }
+        Some(content)
+    }
+
+    fn report(mut self, stop: Option<Stop>) -> String {
+        let mut notes = vec![match self.query.lines {
+            Lines::Names => count(self.matches, "file"),
+            Lines::Matching(_) => {
+                format!("{} in {} searched", count(self.matches, "match"), count(self.searched, "file"))
+            }
+        }];
+        let skipped: Vec<String> =
+            [(self.binary, "binary"), (self.huge, "over 8 MiB"), (self.unreadable, "unreadable")]
+                .iter()
+                .filter(|(number, _)| *number > 0)
+                .map(|(number, what)| format!("{number} {what}"))
+                .collect();
+        if !skipped.is_empty() {
+            notes.push(format!("left out: {}", skipped.join(", ")));
+        }
+        let why = match stop {
+            None => None,
+            Some(Stop::Matches) => Some("at the most matches of one search"),
+            Some(Stop::Bytes) => Some("after 512 MiB"),
+            Some(Stop::Time) => Some("after 20 seconds"),
+            Some(Stop::Entries) => Some("after 200000 files and directories"),
+            Some(Stop::Cancelled) => Some("because the call was cancelled"),
+        };
+        if let Some(why) = why {
+            notes.push(format!("stopped {why}, there may be more: narrow the pattern, the glob or the path"));
+        }
+        self.text.push_str(&format!("[{}]\n", notes.join("; ")));
+        self.text
+    }
+}
+
+/// A line, cut around a match when it is long.
+fn around(line: &[u8], start: usize, end: usize) -> String {
+    let text = String::from_utf8_lossy(line);
+    if text.chars().count() <= MAX_LINE {
+        return shown(&text, MAX_LINE);
+    }
+    let before = String::from_utf8_lossy(line.get(..start).unwrap_or_default()).into_owned();
+    let rest = String::from_utf8_lossy(line.get(start..).unwrap_or_default()).into_owned();
+    let hit = String::from_utf8_lossy(line.get(start..end).unwrap_or_default()).chars().count();
+    let lead = MAX_LINE.saturating_sub(hit) / 2;
+    let kept: String = before.chars().skip(before.chars().count().saturating_sub(lead)).collect();
+    let mark = if kept.len() < before.len() { "…" } else { "" };
+    format!("{mark}{}", shown(&format!("{kept}{rest}"), MAX_LINE))
+}
