@@ -12,6 +12,7 @@ pub mod domain;
 pub mod event;
 pub mod http;
 pub mod provider;
+pub mod run;
 pub mod shutdown;
 pub mod store;
 pub mod telemetry;

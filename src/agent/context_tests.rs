@@ -1,3 +1,5 @@
+//! Selection on made-up conversations: what fits, what must fit, and that rounds stay whole.
+
 use proptest::prelude::*;
 
 use super::*;

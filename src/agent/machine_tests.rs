@@ -1,3 +1,5 @@
+//! The machine step by step, on seeded batches, and in random worlds.
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

@@ -94,7 +94,7 @@ fn start(cli: Cli) -> anyhow::Result<Exit> {
             Command::Tail(args) => tail::tail(args, Signals::from_system()?).await,
             Command::Check(args) => check::check(&args, &env, &mut std::io::stdout()),
             Command::Openapi => {
-                output::print(&mut std::io::stdout(), &crate::http::spec::to_yaml())?;
+                output::print(&mut std::io::stdout(), &crate::http::openapi_yaml()?)?;
                 Ok(Exit::SUCCESS)
             }
         }

@@ -212,6 +212,16 @@ pub enum ProviderKind {
     Scripted,
 }
 
+impl ProviderKind {
+    /// The spelling of the settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::OpenaiChat => "openai_chat",
+            Self::Scripted => "scripted",
+        }
+    }
+}
+
 /// An agent: a model, instructions, and what it may use.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -129,6 +129,10 @@ impl Store for FakeStore {
         unreachable!("a reader claims nothing")
     }
 
+    async fn reclaim(&self, _tenant: &TenantId, _id: RunId) -> Result<Option<ClaimedRun>, StoreError> {
+        unreachable!("a reader claims nothing")
+    }
+
     async fn commit_step(&self, _: StepCommit) -> Result<Vec<Event>, StoreError> {
         unreachable!("a reader commits nothing")
     }

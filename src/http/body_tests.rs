@@ -1,3 +1,5 @@
+//! Bodies of every wrong kind, and what is said of them.
+
 use proptest::prelude::*;
 use serde_json::json;
 

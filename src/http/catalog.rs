@@ -111,12 +111,12 @@ pub(super) fn tools_on_offer(registry: &Registry) -> Vec<ToolView> {
     registry
         .iter()
         .map(|tool| {
-            let spec = tool.spec();
+            let spec = tool.tool.spec();
             ToolView {
                 name: spec.name.to_string(),
                 description: spec.description.clone(),
                 parameters: spec.parameters.clone(),
-                effect: tool.effect(),
+                effect: tool.tool.effect(&serde_json::Map::new()),
             }
         })
         .collect()

@@ -296,6 +296,7 @@ impl From<StoreError> for Problem {
                     .with_retry_after(SOON)
             }
             StoreError::Fenced { .. }
+            | StoreError::CancelRequested { .. }
             | StoreError::Failed(_)
             | StoreError::Corrupt { .. }
             | StoreError::Unusable(_) => {

@@ -111,7 +111,8 @@ fn refuse_idempotency_key(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 fn created(run: &Run, applied: Option<HeaderValue>) -> Response {
-    let status = if run.status.is_finished() { StatusCode::OK } else { StatusCode::ACCEPTED };
+    // Without a wait the answer is the same whatever the run does next.
+    let status = if applied.is_some() && run.status.is_finished() { StatusCode::OK } else { StatusCode::ACCEPTED };
     let mut response = (status, Json(RunView::from(run))).into_response();
     insert_location(&mut response, run.id);
     if let Some(applied) = applied {

@@ -1,3 +1,5 @@
+//! The API description: complete, valid, and the same as the file.
+
 use std::collections::HashSet;
 
 use serde_json::Value;

@@ -1,3 +1,5 @@
+//! Presets: what is refused, what the model is told.
+
 use super::*;
 
 fn config(executable: &str, args: &[&str]) -> CommandConfig {

@@ -132,7 +132,7 @@ enum Departure {
 async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
     let ReadyCall { id, tool, arguments } = call;
     let name = tool.spec().name.clone();
-    let effect = tool.effect();
+    let effect = tool.effect(&arguments);
     let (timeout, cancel) = (ctx.timeout, ctx.cancel.child_token());
     let started = Instant::now();
     let executed = |kind, content, fatal| {

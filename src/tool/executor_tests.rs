@@ -1,3 +1,5 @@
+//! One outcome per call, whatever the tools do.
+
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -50,7 +50,7 @@ impl Tool for FakeTool {
         &self.spec
     }
 
-    fn effect(&self) -> Effect {
+    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
         self.effect
     }
 

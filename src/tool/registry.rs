@@ -75,7 +75,7 @@ impl Registered {
 
 impl std::fmt::Debug for Registered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registered").field("name", self.name()).field("effect", &self.tool.effect()).finish()
+        f.debug_struct("Registered").field("name", self.name()).finish_non_exhaustive()
     }
 }
 

@@ -1,3 +1,5 @@
+//! Registration, selection and checks of calls.
+
 use serde_json::json;
 
 use super::super::fake::FakeTool;

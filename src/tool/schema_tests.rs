@@ -1,3 +1,5 @@
+//! Schemas that are refused, arguments that are refused, and what is said of them.
+
 use std::time::{Duration, Instant};
 
 use serde_json::json;

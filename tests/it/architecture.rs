@@ -59,7 +59,7 @@ const IMPORTS: [(&str, &[&str]); 16] = [
             "config",
             "domain",
             "event",
-            "http::{spec}",
+            "http::{openapi_yaml}",
             "run",
             "shutdown",
             "store",

@@ -11,6 +11,8 @@ mod http;
 #[cfg(test)]
 mod provider;
 #[cfg(test)]
+mod run;
+#[cfg(test)]
 mod store;
 #[cfg(test)]
 mod support;

@@ -185,16 +185,15 @@ impl Write for CommitStep {
 impl CommitStep {
     /// Why no row took the step.
     async fn refusal(&self, connection: &mut SqliteConnection) -> Result<StoreError, Halt> {
-        let requested = sqlx::query(
-            "SELECT cancel_requested_at FROM runs WHERE id = ? AND generation = ? AND finished_at IS NULL",
-        )
-        .bind(self.run.to_string())
-        .bind(self.fence)
-        .fetch_optional(&mut *connection)
-        .await?
-        .map(|row| row.optional_integer("cancel_requested_at"))
-        .transpose()?
-        .flatten();
+        let requested =
+            sqlx::query("SELECT cancel_requested_at FROM runs WHERE id = ? AND generation = ? AND finished_at IS NULL")
+                .bind(self.run.to_string())
+                .bind(self.fence)
+                .fetch_optional(&mut *connection)
+                .await?
+                .map(|row| row.optional_integer("cancel_requested_at"))
+                .transpose()?
+                .flatten();
         Ok(match requested {
             Some(at) => StoreError::CancelRequested { run: self.run, at: Timestamp::from_millis(at) },
             None => StoreError::Fenced { run: self.run, generation: self.generation },

@@ -73,7 +73,7 @@ impl Tool for WriteFile {
         &self.0
     }
 
-    fn effect(&self) -> Effect {
+    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
         Effect::Idempotent
     }
 
@@ -124,7 +124,7 @@ impl Tool for EditFile {
         &self.0
     }
 
-    fn effect(&self) -> Effect {
+    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
         Effect::SideEffect
     }
 

@@ -58,7 +58,7 @@ impl Tool for ListDir {
         &self.0
     }
 
-    fn effect(&self) -> Effect {
+    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
         Effect::ReadOnly
     }
 

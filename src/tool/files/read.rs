@@ -76,7 +76,7 @@ impl Tool for ReadFile {
         &self.0
     }
 
-    fn effect(&self) -> Effect {
+    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
         Effect::ReadOnly
     }
 

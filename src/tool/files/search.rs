@@ -93,7 +93,7 @@ impl Tool for SearchFiles {
         &self.0
     }
 
-    fn effect(&self) -> Effect {
+    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
         Effect::ReadOnly
     }
 

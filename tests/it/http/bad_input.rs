@@ -4,11 +4,11 @@ use reqwest::Method;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use serde_json::{Value, json};
 
-use crate::support::app::TestApp;
+use super::served::Served;
 
 #[tokio::test]
 async fn a_bad_body_is_refused_with_its_place_and_creates_nothing() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let deep = format!(r#"{{"input": "a", "metadata": {}}}"#, "[".repeat(100_000));
     let cases: Vec<(&str, Vec<u8>, &str, &str)> = vec![
         ("empty", b"".to_vec(), "invalid_json", "The body is empty"),
@@ -57,7 +57,7 @@ async fn a_bad_body_is_refused_with_its_place_and_creates_nothing() {
 // klarkxy/open-console-gateway#3: the limit is our own, not a framework's, and says what it is.
 #[tokio::test]
 async fn a_body_may_be_as_large_as_configured_and_no_larger() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let of_size = |bytes: usize| {
         let frame = r#"{"input":""}"#.len();
         format!(r#"{{"input":"{}"}}"#, "a".repeat(bytes - frame))
@@ -82,7 +82,7 @@ async fn a_body_may_be_as_large_as_configured_and_no_larger() {
 
 #[tokio::test]
 async fn only_plain_json_is_taken() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let post = || app.client.request(Method::POST, "/runs").body(r#"{"input": "a"}"#);
     let without = app.client.send(post()).await;
     assert!(without.problem(415, "unsupported_media_type").contains("no content type"));
@@ -102,7 +102,7 @@ async fn only_plain_json_is_taken() {
 
 #[tokio::test]
 async fn an_idempotency_key_is_refused_and_not_ignored() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let request = app.client.request(Method::POST, "/runs").header("idempotency-key", "\"k\"");
     let answer = app.client.send(request.json(&json!({"input": "a"}))).await;
     answer.problem(400, "invalid_header");
@@ -112,7 +112,7 @@ async fn an_idempotency_key_is_refused_and_not_ignored() {
 
 #[tokio::test]
 async fn what_does_not_exist_is_named() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     for path in ["/", "/run", "/runs/", "/RUNS", "/runs/x/y", "/runs/x/events/1", "//runs", "/metrics", "/docs"] {
         app.client.get(path).await.problem(404, "route_not_found");
     }
@@ -141,7 +141,7 @@ async fn what_does_not_exist_is_named() {
 
 #[tokio::test]
 async fn a_run_that_is_not_there_looks_the_same_whatever_its_id() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let mut seen: Vec<(u16, Value)> = Vec::new();
     let ids =
         ["run_019000000000700080000000000000ab", "x", "run_", "run_%00", "%ff", "run_019000000000700080000000000000AB"];

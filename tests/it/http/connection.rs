@@ -4,14 +4,14 @@ use hames::config::ServerConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::app::TestApp;
+use super::served::Served;
 use crate::support::raw::{exchange, get};
 use crate::support::sse::SlowReader;
 
 // open-metadata/OpenMetadata#23080, tower-rs/tower-http#461
 #[tokio::test]
 async fn large_heads_are_refused_above_the_documented_limit() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let kib = |n: usize| "x".repeat(n * 1024);
     let lines = |n: usize| (0..n).map(|n| format!("x-{n}: y\r\n")).collect::<String>();
     // Two lines (Host, Connection) are there already.
@@ -35,7 +35,7 @@ async fn large_heads_are_refused_above_the_documented_limit() {
 
 #[tokio::test]
 async fn a_slow_head_is_not_waited_for() {
-    let app = TestApp::with(ServerConfig { header_timeout_ms: 50, ..ServerConfig::default() }).await;
+    let app = Served::with(ServerConfig { header_timeout_ms: 50, ..ServerConfig::default() }).await;
     for begun in ["", "P", "PRI * HTTP/2.0\r\n", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n"] {
         let mut socket = TcpStream::connect(app.addr).await.unwrap();
         socket.write_all(begun.as_bytes()).await.unwrap();
@@ -48,7 +48,7 @@ async fn a_slow_head_is_not_waited_for() {
 
 #[tokio::test]
 async fn a_slow_body_is_not_waited_for() {
-    let app = TestApp::with(ServerConfig { body_timeout_ms: 50, ..ServerConfig::default() }).await;
+    let app = Served::with(ServerConfig { body_timeout_ms: 50, ..ServerConfig::default() }).await;
     let head = format!(
         "POST /runs HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\
          Connection: close\r\n\r\n{{",
@@ -68,7 +68,7 @@ async fn a_client_that_takes_nothing_gives_its_place_to_another() {
         max_body_bytes: 64 * 1024 * 1024,
         ..ServerConfig::default()
     };
-    let app = TestApp::with(config).await;
+    let app = Served::with(config).await;
     let body = format!(r#"{{"input":"{}"}}"#, "a".repeat(48 * 1024 * 1024));
     let request = format!(
         "POST /runs HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
@@ -98,14 +98,14 @@ async fn a_client_that_takes_nothing_gives_its_place_to_another() {
 #[tokio::test]
 async fn a_server_that_stops_takes_no_new_clients_and_ends_idle_connections() {
     // Long enough that only the stop can end the idle connection.
-    let app = TestApp::with(ServerConfig { header_timeout_ms: 3_600_000, ..ServerConfig::default() }).await;
+    let app = Served::with(ServerConfig { header_timeout_ms: 3_600_000, ..ServerConfig::default() }).await;
     let mut idle = TcpStream::connect(app.addr).await.unwrap();
     let request = format!("GET /healthz HTTP/1.1\r\nHost: {}\r\n\r\n", app.addr);
     idle.write_all(request.as_bytes()).await.unwrap();
     let mut answer = vec![0; 12];
     idle.read_exact(&mut answer).await.unwrap();
     assert_eq!(answer, b"HTTP/1.1 200");
-    app.stages.stopping.cancel();
+    app.stop_softly();
     let mut rest = Vec::new();
     idle.read_to_end(&mut rest).await.unwrap();
     drop(idle);
@@ -116,7 +116,7 @@ async fn a_server_that_stops_takes_no_new_clients_and_ends_idle_connections() {
 
 #[tokio::test]
 async fn http2_is_spoken_to_who_speaks_it() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let client = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
     let get = |path: &str| client.get(format!("http://{}{path}", app.addr)).send();
     let answer = get("/healthz").await.unwrap();

@@ -4,11 +4,11 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::TestApp;
+use super::served::Served;
 
 #[tokio::test]
 async fn the_server_describes_itself_as_the_file_does() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let file = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.yaml")).unwrap();
     let yaml = app.client.get("/openapi.yaml").await;
     assert_eq!((yaml.header("content-type"), yaml.text.as_str()), (Some("application/yaml"), file.as_str()));
@@ -19,7 +19,7 @@ async fn the_server_describes_itself_as_the_file_does() {
 
 #[tokio::test]
 async fn the_catalog_lists_what_is_on_offer() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     for path in ["/agents", "/models", "/tools"] {
         assert!(app.client.get(path).await.body["data"].is_array(), "{path}");
     }
@@ -29,7 +29,7 @@ async fn the_catalog_lists_what_is_on_offer() {
 
 #[tokio::test]
 async fn health_is_told() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     assert_eq!(app.client.get("/healthz").await.body["status"], "ok");
     assert_eq!(app.client.get("/readyz").await.body, json!({"status": "ready"}));
     app.stop().await;
@@ -37,7 +37,7 @@ async fn health_is_told() {
 
 #[tokio::test]
 async fn head_is_get_without_the_body() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let events = format!("/runs/{}/events", app.waiting_run().await);
     for path in ["/healthz", "/runs", "/openapi.yaml", &events] {
         let answer = app.client.send(app.client.request(Method::HEAD, path)).await;
@@ -48,7 +48,7 @@ async fn head_is_get_without_the_body() {
 
 #[tokio::test]
 async fn a_plain_request_id_comes_back_and_another_is_replaced() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let ask =
         |id: &'static str| app.client.send(app.client.request(Method::GET, "/healthz").header("x-request-id", id));
     assert_eq!(ask("abc-1").await.header("x-request-id"), Some("abc-1"));
@@ -63,7 +63,7 @@ async fn a_plain_request_id_comes_back_and_another_is_replaced() {
 
 #[tokio::test]
 async fn a_web_page_of_another_site_gets_nothing_done() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let rebound = app.client.request(Method::GET, "/runs").header("host", "evil.example");
     app.client.send(rebound).await.problem(403, "host_not_allowed");
     for origin in ["http://evil.example", "null"] {

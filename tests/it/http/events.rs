@@ -3,11 +3,11 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::TestApp;
+use super::served::Served;
 
 #[tokio::test]
 async fn a_new_run_can_be_followed_on_the_connection_that_made_it() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let mut stream = app.client.create_and_stream(&json!({"input": "a"})).await.unwrap();
     assert!(stream.header("location").unwrap().starts_with("/runs/run_"));
     let (snapshot, first) = (stream.next().await.unwrap(), stream.next().await.unwrap());
@@ -19,7 +19,7 @@ async fn a_new_run_can_be_followed_on_the_connection_that_made_it() {
 // tower-rs/tower-http#420: an encoder holds small events back until it has enough.
 #[tokio::test]
 async fn a_stream_is_never_compressed() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let path = format!("/runs/{}/events", app.waiting_run().await);
     let request = app.client.request(Method::GET, &path).header("accept-encoding", "gzip, br, zstd, deflate");
     let mut stream = app.client.follow(request).await.unwrap();
@@ -31,7 +31,7 @@ async fn a_stream_is_never_compressed() {
 // aegra/aegra#323: a closed stream is a closed stream, and no word about the run.
 #[tokio::test]
 async fn closing_a_stream_does_not_touch_the_run() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let mut stream = app.client.create_and_stream(&json!({"input": "wait"})).await.unwrap();
     while stream.last_id().is_empty() {
         stream.next().await.unwrap();
@@ -46,7 +46,7 @@ async fn closing_a_stream_does_not_touch_the_run() {
 // aegra/aegra#472, google/adk-python#4216: an ended run has an end, also for who comes back.
 #[tokio::test]
 async fn a_stream_ends_with_the_run_and_cannot_be_resumed_past_it() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let path = format!("/runs/{}/events", app.finished_run().await);
     let frames = app.client.stream(&path, None).await.unwrap().rest().await;
     let end = frames.last().unwrap();
@@ -70,7 +70,7 @@ async fn a_stream_ends_with_the_run_and_cannot_be_resumed_past_it() {
 
 #[tokio::test]
 async fn a_dropped_stream_goes_on_where_it_was() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let path = format!("/runs/{}/events", app.finished_run().await);
     let whole: Vec<_> = app.client.stream(&path, None).await.unwrap().rest().await;
     let whole: Vec<_> = whole.into_iter().filter(|frame| frame.seq().is_some()).collect();
@@ -89,7 +89,7 @@ async fn a_dropped_stream_goes_on_where_it_was() {
 
 #[tokio::test]
 async fn pages_hold_the_same_events_as_the_stream() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let path = format!("/runs/{}/events", app.finished_run().await);
     let stream = app.client.stream(&path, None).await.unwrap().rest().await;
     let stream: Vec<Value> = stream.iter().filter(|frame| frame.seq().is_some()).map(|frame| frame.json()).collect();
@@ -110,13 +110,13 @@ async fn pages_hold_the_same_events_as_the_stream() {
 
 #[tokio::test]
 async fn streams_outlive_the_stop_until_nothing_more_is_committed() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let path = format!("/runs/{}/events", app.waiting_run().await);
     let mut stream = app.client.stream(&path, None).await.unwrap();
     stream.next().await.unwrap();
-    app.stages.stopping.cancel();
-    app.stages.closing.cancel();
+    app.stop_softly();
+    app.stop_hard();
     let rest = stream.rest().await;
-    assert_eq!(rest.last().unwrap().event, "run_queued");
+    assert_eq!(rest.last().unwrap().event, "model_start");
     app.stop().await;
 }

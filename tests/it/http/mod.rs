@@ -5,3 +5,4 @@ mod connection;
 mod contract;
 mod events;
 mod runs;
+mod served;

@@ -3,11 +3,11 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::app::TestApp;
+use super::served::Served;
 
 #[tokio::test]
 async fn a_run_is_accepted_with_its_place() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let answer = app.client.post("/runs", &json!({"input": "a", "metadata": {"k": "v"}})).await;
     assert_eq!((answer.status, answer.header("preference-applied")), (202, None));
     assert_eq!(answer.header("location").unwrap(), format!("/runs/{}", answer.id()));
@@ -19,7 +19,7 @@ async fn a_run_is_accepted_with_its_place() {
 // langchain-ai/langgraph#3660: whether a client waits changes when it is answered, not what can be asked.
 #[tokio::test]
 async fn a_wait_ends_with_the_run_or_with_its_time() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let request = app.client.request(Method::POST, "/runs").header("prefer", "respond-async, wait=0");
     let answer = app.client.send(request.json(&json!({"input": "a"}))).await;
     assert_eq!((answer.status, answer.header("preference-applied")), (202, Some("wait=0")));
@@ -39,7 +39,7 @@ async fn a_wait_ends_with_the_run_or_with_its_time() {
 
 #[tokio::test]
 async fn a_stop_is_accepted_once_and_again_and_leaves_an_ended_run_alone() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let run = format!("/runs/{}", app.waiting_run().await);
     let first = app.client.delete(&run).await;
     assert_eq!(first.status, 202);
@@ -57,7 +57,7 @@ async fn a_stop_is_accepted_once_and_again_and_leaves_an_ended_run_alone() {
 
 #[tokio::test]
 async fn pages_hold_every_run_once_newest_first() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let mut ids = Vec::new();
     for number in 0..7 {
         let request = json!({"input": "a", "metadata": {"number": number.to_string(), "all": "x"}});
@@ -95,7 +95,7 @@ async fn pages_hold_every_run_once_newest_first() {
 
 #[tokio::test]
 async fn the_transcript_starts_with_the_input() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let id = app.client.post("/runs", &json!({"input": "hé\u{1}"})).await.id();
     let messages = app.client.get(&format!("/runs/{id}/messages")).await.body;
     assert_eq!(messages["data"][0], json!({"role": "user", "content": [{"type": "text", "text": "hé\u{1}"}]}));
@@ -105,7 +105,7 @@ async fn the_transcript_starts_with_the_input() {
 // rune-org/rune#417: a time without an offset is a different time elsewhere.
 #[tokio::test]
 async fn every_time_says_that_it_is_utc() {
-    let app = TestApp::start().await;
+    let app = Served::start().await;
     let run = app.client.get(&format!("/runs/{}", app.finished_run().await)).await.body;
     for field in ["created_at", "started_at", "deadline_at", "finished_at"] {
         let time = run[field].as_str().unwrap();

@@ -62,7 +62,6 @@ pub(crate) struct CaseTool {
     /// What it gives.
     pub(crate) returns: String,
     /// Where it runs; absent: at the server.
-    #[expect(dead_code, reason = "a provider does not know who runs a tool; a run does")]
     pub(crate) kind: Option<CaseToolKind>,
 }
 

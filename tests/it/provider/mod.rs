@@ -1,9 +1,9 @@
 //! Providers against a real socket.
 
-mod case;
+pub(crate) mod case;
 mod cases_run;
 mod connection;
-mod request_check;
+pub(crate) mod request_check;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

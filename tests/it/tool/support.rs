@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hames::config::CommandConfig;
+use hames::config::{CommandConfig, WorkspaceConfig};
 use hames::time::{SystemClock, new_run_id};
 use hames::tool::command::CommandTool;
 use hames::tool::supervise::SupervisorHost;
@@ -65,7 +65,7 @@ pub(crate) fn context(directory: &Path, call_id: &str, notes: Arc<Notes>) -> Too
     ToolCtx {
         run: new_run_id(hames::time::Clock::now(&SystemClock)).unwrap(),
         call_id: call_id.to_owned(),
-        workspace: Arc::new(Workspace::scratch(directory)),
+        workspace: Arc::new(Workspace::open(&WorkspaceConfig::at(directory.to_owned())).unwrap()),
         cancel: CancellationToken::new(),
         progress: notes,
     }

@@ -137,8 +137,7 @@ pub(crate) async fn a_cancel_request_keeps_its_first_instant<D: Database>() {
         matches!(refused, Err(StoreError::CancelRequested { run, at: when }) if run == id(2) && when == at(50)),
         "{refused:?}"
     );
-    let last =
-        StepCommit { status: aborted(), cancel_requested_at: Some(at(50)), ..step(&active, 1, vec![mark(1)]) };
+    let last = StepCommit { status: aborted(), cancel_requested_at: Some(at(50)), ..step(&active, 1, vec![mark(1)]) };
     store.commit_step(last.clone()).await.unwrap();
     let ended = Run { cancel_requested_at: Some(at(50)), ..after(stored(&active), &last) };
     assert_eq!(run(&store, &active).await, Some(ended.clone()));

@@ -1,0 +1,215 @@
+//! The composition root: builds the service from its settings and runs it. Two of them fit in one process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+
+use crate::config::{Config, DEMO, DEMO_SCRIPT, Env, ProviderKind, ServerConfig};
+use crate::event::{Bus, Streams};
+use crate::http::{AgentView, HttpParts, HttpState, ProviderView, Stages, router, serve};
+use crate::provider::scripted::{Script, ScriptedProvider};
+use crate::provider::{Catalog, Endpoint};
+use crate::run::{Agents, Services, Supervisor};
+use crate::shutdown::Shutdown;
+use crate::store::{self, Store};
+use crate::time::{Clock, SystemClock, random_bytes};
+use crate::tool::Tool;
+use crate::tool::command::CommandTool;
+use crate::tool::files::file_tools;
+use crate::tool::registry::Registry;
+use crate::tool::supervise::SupervisorHost;
+
+/// What the service takes from around it. A program that embeds hames, and a test, put in their own.
+pub struct Surroundings {
+    /// The environment of commands.
+    pub env: Env,
+    /// The time of day.
+    pub clock: Arc<dyn Clock>,
+    /// The program that supervises commands.
+    pub supervisor: SupervisorHost,
+    /// Tools beside the configured ones.
+    pub tools: Vec<Arc<dyn Tool>>,
+    /// Providers beside the configured ones, by name.
+    pub providers: Vec<(String, Endpoint)>,
+}
+
+impl Surroundings {
+    /// Those of the running program.
+    pub fn of_this_program(env: Env) -> Self {
+        Self {
+            env,
+            clock: Arc::new(SystemClock),
+            supervisor: SupervisorHost::this_program(),
+            tools: Vec::new(),
+            providers: Vec::new(),
+        }
+    }
+}
+
+/// The whole service.
+pub struct App {
+    supervisor: Supervisor,
+    streams: Streams,
+    store: Arc<dyn Store>,
+    bus: Bus,
+    http: HttpState,
+    stages: Stages,
+    server: ServerConfig,
+}
+
+impl App {
+    /// Builds the service: opens the database, settles what a former process left behind, and begins to work on
+    /// queued runs.
+    pub async fn build(config: Config, surroundings: Surroundings) -> anyhow::Result<Self> {
+        let Surroundings { env, clock, supervisor: host, tools, providers } = surroundings;
+        let catalog = Arc::new(build_catalog(&config, &clock, providers)?);
+        let registry = Arc::new(build_registry(&config, &env, host, tools)?);
+        let agents =
+            Arc::new(Agents::new(&config.run.default_agent, &config.agents, &config.workspaces, &registry, &catalog)?);
+        let store = store::open(&config.store).await.context("the database cannot be opened")?;
+        let bus = Bus::new();
+        let keep_alive = Duration::from_millis(config.server.keep_alive_ms);
+        let streams = Streams::new(Arc::clone(&store), bus.clone(), keep_alive);
+        let supervisor = Supervisor::start(Services {
+            store: Arc::clone(&store),
+            bus: bus.clone(),
+            catalog: Arc::clone(&catalog),
+            registry: Arc::clone(&registry),
+            agents: Arc::clone(&agents),
+            clock: Arc::clone(&clock),
+            jitter: Box::new(random_fraction),
+            run: config.run,
+            ceilings: config.limits,
+        })
+        .await
+        .context("the runs of the former process cannot be settled")?;
+        let stages = Stages::default();
+        let http = HttpState::new(HttpParts {
+            supervisor: supervisor.clone(),
+            streams: streams.clone(),
+            store: Arc::clone(&store),
+            registry,
+            agents: agents_on_offer(&agents),
+            providers: providers_on_offer(&catalog),
+            server: config.server.clone(),
+            clock,
+            stages: stages.clone(),
+        });
+        Ok(Self { supervisor, streams, store, bus, http, stages, server: config.server })
+    }
+
+    /// Accepts and cancels runs.
+    pub const fn supervisor(&self) -> &Supervisor {
+        &self.supervisor
+    }
+
+    /// Follows runs.
+    pub const fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    /// Reads runs.
+    pub const fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The runs that are followed or at work.
+    pub const fn bus(&self) -> &Bus {
+        &self.bus
+    }
+
+    /// Serves until the soft token fires; then takes no new work, lets runs come to their end until the hard token
+    /// fires, closes streams after the last committed event, and closes the database.
+    pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) {
+        let serving = serve(listener, router(self.http.clone()), &self.server, self.stages.clone());
+        tokio::join!(serving, self.work(shutdown));
+    }
+
+    /// The same without a listener.
+    pub async fn work(&self, shutdown: Shutdown) {
+        shutdown.soft().cancelled().await;
+        self.stages.stopping.cancel();
+        self.supervisor.stop();
+        tokio::select! {
+            () = self.supervisor.drained() => {}
+            () = shutdown.hard().cancelled() => self.supervisor.halt().await,
+        }
+        self.stages.closing.cancel();
+        self.store.close().await;
+    }
+}
+
+fn build_catalog(
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+    providers: Vec<(String, Endpoint)>,
+) -> anyhow::Result<Catalog> {
+    let mut configured = config.providers.clone();
+    let demo = configured.remove(DEMO).filter(|demo| demo.kind == ProviderKind::Scripted && demo.script.is_none());
+    if let (None, Some(own)) = (&demo, config.providers.get(DEMO)) {
+        configured.insert(DEMO.to_owned(), own.clone());
+    }
+    let mut catalog = Catalog::new(&configured, clock)?;
+    if demo.is_some() {
+        let script: Script = serde_json::from_str(DEMO_SCRIPT).context("the script of the demo agent")?;
+        let provider = ScriptedProvider::new(script).context("the script of the demo agent")?;
+        catalog.insert(DEMO, Endpoint::new(Arc::new(provider), ProviderKind::Scripted));
+    }
+    for (name, endpoint) in providers {
+        catalog.insert(name, endpoint);
+    }
+    Ok(catalog)
+}
+
+fn build_registry(
+    config: &Config,
+    env: &Env,
+    host: SupervisorHost,
+    tools: Vec<Arc<dyn Tool>>,
+) -> anyhow::Result<Registry> {
+    let commands = CommandTool::new(&config.commands, env.variables(), host).map_err(|errors| {
+        let errors = errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+        anyhow::anyhow!("commands cannot be used as configured: {}", errors.join("; "))
+    })?;
+    let mut all = file_tools();
+    all.extend(commands.map(|tool| Arc::new(tool) as Arc<dyn Tool>));
+    all.extend(tools);
+    Ok(Registry::new(all)?)
+}
+
+fn agents_on_offer(agents: &Agents) -> Vec<AgentView> {
+    agents
+        .iter()
+        .filter_map(|(name, agent)| {
+            let (model, others) = agent.models.split_first()?;
+            Some(AgentView {
+                name: name.to_owned(),
+                description: agent.description.clone(),
+                model: model.clone(),
+                models: others.to_vec(),
+                tools: agent.tools.iter().map(ToString::to_string).collect(),
+                workspace: agent.workspace.clone(),
+            })
+        })
+        .collect()
+}
+
+fn providers_on_offer(catalog: &Catalog) -> Vec<ProviderView> {
+    catalog
+        .iter()
+        .map(|(name, endpoint)| ProviderView {
+            name: name.to_owned(),
+            kind: endpoint.kind.as_str().to_owned(),
+            models: endpoint.models.clone(),
+            context_window: endpoint.context_window,
+        })
+        .collect()
+}
+
+/// A number from 0 to 1, from the operating system; a half when it has none to give, which only makes retries less
+/// spread.
+fn random_fraction() -> f64 {
+    random_bytes::<4>().map_or(0.5, |bytes| f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX))
+}

@@ -1,0 +1,126 @@
+//! One step becomes durable, then visible.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::agent::{Machine, Step, Transition};
+use crate::domain::{EncodedBody, Event, EventBody, Run, RunStatus, RunView, Timestamp};
+use crate::event::{Activity, ExecutingCall, LiveRun};
+use crate::store::{StepCommit, Store, StoreError};
+
+/// How long to wait before a commit is tried again while the database is away.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// A step cannot be recorded, so the run must not go on in this process.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommitError {
+    /// The store refused or failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// State or event cannot be encoded.
+    #[error("the step cannot be encoded: {0}")]
+    Encode(#[from] serde_json::Error),
+}
+
+/// Brings a run up to what its machine says.
+pub(super) fn apply(run: &mut Run, machine: &Machine, now: Timestamp) {
+    let state = machine.state();
+    run.steps = state.steps;
+    run.tool_calls = state.tool_calls;
+    run.usage = state.usage;
+    if let Step::Finish(end) = machine.step() {
+        let (started_at, deadline_at) = match &run.status {
+            RunStatus::Queued => (None, None),
+            RunStatus::Running { started_at, deadline_at } => (Some(*started_at), Some(*deadline_at)),
+            RunStatus::Finished { started_at, deadline_at, .. } => (*started_at, *deadline_at),
+        };
+        run.status = RunStatus::Finished { started_at, deadline_at, finished_at: now, end };
+    }
+}
+
+/// Encodes what happened; the final event is added when the run has ended.
+pub(super) fn encode(events: &[EventBody], run: &Run, now: Timestamp) -> Result<Vec<EncodedBody>, serde_json::Error> {
+    let mut encoded = events.iter().map(EncodedBody::new).collect::<Result<Vec<_>, _>>()?;
+    if let RunStatus::Finished { started_at, .. } = &run.status {
+        let duration = started_at.map_or(Duration::ZERO, |started_at| now.since(started_at));
+        let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        encoded.push(EncodedBody::new(&EventBody::RunEnd { run: RunView::from(run), duration_ms })?);
+    }
+    Ok(encoded)
+}
+
+/// Commits a transition of `machine` and publishes it; `run` then is the run as stored. Waits for a database that is
+/// away, since the step has happened and only a commit makes it count.
+pub(super) async fn commit(
+    store: &dyn Store,
+    live: &LiveRun,
+    run: &mut Run,
+    machine: &Machine,
+    transition: Transition,
+    now: Timestamp,
+) -> Result<(), CommitError> {
+    apply(run, machine, now);
+    let state = serde_json::to_string(machine.state())?;
+    let stored = loop {
+        let commit = StepCommit {
+            run: run.id,
+            generation: run.generation,
+            time: now,
+            status: run.status.clone(),
+            cancel_requested_at: run.cancel_requested_at,
+            steps: run.steps,
+            tool_calls: run.tool_calls,
+            usage: run.usage,
+            state: state.clone(),
+            events: encode(&transition.events, run, now)?,
+        };
+        match store.commit_step(commit).await {
+            Ok(stored) => break stored,
+            // The final event shows the whole run, so it has to know of a request that came in between.
+            Err(StoreError::CancelRequested { at, .. }) => run.cancel_requested_at = Some(at),
+            Err(error @ StoreError::Unavailable(_)) => {
+                tracing::warn!(%error, "the database is away; the step waits to be committed");
+                sleep(RETRY).await;
+            }
+            Err(
+                error @ (StoreError::Fenced { .. }
+                | StoreError::Failed(_)
+                | StoreError::Corrupt { .. }
+                | StoreError::Unusable(_)),
+            ) => return Err(error.into()),
+        }
+    };
+    publish(live, &stored, run, machine);
+    Ok(())
+}
+
+/// Makes committed events visible.
+pub(super) fn publish(live: &LiveRun, stored: &[Event], run: &mut Run, machine: &Machine) {
+    if let Some(last) = stored.last() {
+        run.last_seq = last.seq;
+    }
+    live.publish(stored, run, activity(machine.step()));
+}
+
+/// What a run is doing once its step is committed.
+fn activity(step: Step) -> Activity {
+    match step {
+        Step::CallModel(call) => Activity::Writing { step: call.step, attempt: call.attempt },
+        Step::RunTools(calls) => Activity::Executing(
+            calls.into_iter().map(|call| ExecutingCall { call_id: call.id, name: call.name }).collect(),
+        ),
+        Step::Start => Activity::Idle,
+        Step::Finish(_) => Activity::Ended,
+    }
+}
+
+/// Progress notes of tools, passed on to whoever watches the run.
+pub(super) struct LiveProgress(pub(super) Arc<LiveRun>);
+
+impl crate::tool::ProgressSink for LiveProgress {
+    fn progress(&self, call_id: &str, text: &str) {
+        self.0.progress(call_id, text);
+    }
+}

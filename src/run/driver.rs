@@ -1,0 +1,284 @@
+//! The task of one run: ask the machine, do it, commit, publish, until it is over. Live runs, recovered runs and runs
+//! that only have to be ended go the same way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::commit::{CommitError, LiveProgress, commit};
+use super::supervisor::{Control, Services};
+use super::toolbox::RunTools;
+use crate::agent::{Interrupt, Machine, ModelCall, Observation, Step, Transition, UnexpectedObservation};
+use crate::domain::{Delta, FailureClass, ModelFailure, ModelRequest, ModelTurn, Run, RunError, ToolCall, ToolOutcome};
+use crate::event::LiveRun;
+use crate::provider::DeltaSink;
+use crate::provider::retry::Decision;
+use crate::tool::executor::{GroupCtx, execute};
+use crate::tool::workspace::Workspace;
+
+/// A run in progress.
+pub(super) struct Driver {
+    pub(super) services: Arc<Services>,
+    pub(super) run: Run,
+    pub(super) machine: Machine,
+    pub(super) tools: RunTools,
+    pub(super) live: Arc<LiveRun>,
+    pub(super) control: Arc<Control>,
+    pub(super) deadline: Instant,
+}
+
+/// The run cannot be driven any further in this process.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DriveError {
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    #[error("the run's state does not fit what happened: {0}")]
+    Machine(#[from] UnexpectedObservation),
+}
+
+impl Driver {
+    /// Drives the run to its end.
+    pub(super) async fn drive(mut self) -> Result<Run, DriveError> {
+        let mut workspace = None;
+        loop {
+            match self.machine.step() {
+                Step::Finish(_) => return Ok(self.run),
+                Step::Start => match self.interrupted_already() {
+                    Some(cause) => self.interrupt(cause, None, Vec::new()).await?,
+                    None => self.observe(Observation::Start).await?,
+                },
+                Step::CallModel(call) => self.call_model(call).await?,
+                Step::RunTools(calls) => {
+                    let opened = match workspace.clone() {
+                        Some(workspace) => Ok(workspace),
+                        None => self.open_workspace().await,
+                    };
+                    match opened {
+                        Ok(opened) => {
+                            workspace = Some(Arc::clone(&opened));
+                            self.run_tools(calls, opened).await?;
+                        }
+                        Err(error) => self.interrupt(Interrupt::Failed(error), None, Vec::new()).await?,
+                    }
+                }
+            }
+        }
+    }
+
+    async fn call_model(&mut self, call: ModelCall) -> Result<(), DriveError> {
+        if let Some(cause) = self.interrupted_already() {
+            return self.interrupt(cause, None, Vec::new()).await;
+        }
+        let (step, attempt) = (call.step, call.attempt);
+        let started = Instant::now();
+        let control = Arc::clone(&self.control);
+        let result = tokio::select! {
+            biased;
+            cause = interrupted(&control, self.deadline) => Err(cause),
+            result = self.attempt(call) => Ok(result),
+        };
+        let duration_ms = elapsed_ms(started);
+        match result {
+            // The provider's connection went with the attempt's future.
+            Err(cause) => self.interrupt(cause, self.live.written(), Vec::new()).await,
+            Ok(Ok(turn)) => self.observe(Observation::ModelTurn { turn, duration_ms }).await,
+            Ok(Err(failure)) => self.after_failure(failure, step, attempt, duration_ms).await,
+        }
+    }
+
+    /// One attempt at a model call, within its timeout.
+    async fn attempt(&self, call: ModelCall) -> Result<ModelTurn, ModelFailure> {
+        let spec = self.machine.spec();
+        let Some(endpoint) = self.services.catalog.get(&spec.model.provider) else {
+            let message = format!("the provider `{}` is no longer configured", spec.model.provider);
+            return Err(ModelFailure::new(FailureClass::InvalidRequest, message));
+        };
+        let request = ModelRequest {
+            run: self.run.id,
+            step: call.step,
+            attempt: call.attempt,
+            model: spec.model.model.clone(),
+            instructions: spec.instructions.clone(),
+            messages: call.messages,
+            tools: self.tools.specs(),
+            max_output_tokens: spec.max_output_tokens,
+        };
+        let limit = spec.limits.model_timeout_ms;
+        let mut sink = LiveSink(&self.live);
+        match timeout(Duration::from_millis(limit), endpoint.provider.call(&request, &mut sink)).await {
+            Ok(result) => result,
+            Err(_) => {
+                let message = format!("`{}` did not finish within model_timeout_ms = {limit}", spec.model);
+                Err(ModelFailure::new(FailureClass::TimedOut, message))
+            }
+        }
+    }
+
+    async fn after_failure(
+        &mut self,
+        failure: ModelFailure,
+        step: u32,
+        attempt: u32,
+        duration_ms: u64,
+    ) -> Result<(), DriveError> {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        let provider = &self.machine.spec().model.provider;
+        let decision = match self.services.catalog.get(provider) {
+            Some(endpoint) => endpoint.retry.next(&failure, attempt, remaining, (self.services.jitter)()),
+            None => Decision::GiveUp,
+        };
+        tracing::info!(run = %self.run.id, step, attempt, class = failure.class.code(), error = %failure, "model call failed");
+        match decision {
+            Decision::GiveUp => {
+                let partial = self.live.written();
+                self.observe(Observation::ModelFailed { failure, duration_ms, partial }).await
+            }
+            Decision::Retry { delay } => {
+                let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+                self.observe(Observation::ModelRetry { failure, delay_ms }).await?;
+                let control = Arc::clone(&self.control);
+                tokio::select! {
+                    biased;
+                    cause = interrupted(&control, self.deadline) => self.interrupt(cause, None, Vec::new()).await,
+                    () = sleep(delay) => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Runs a group of calls to the end of each; outcomes are committed as they come.
+    async fn run_tools(&mut self, calls: Vec<ToolCall>, workspace: Arc<Workspace>) -> Result<(), DriveError> {
+        let cancel = CancellationToken::new();
+        let (ready, missing): (Vec<_>, Vec<_>) = calls
+            .into_iter()
+            .map(|call| (call.id.clone(), self.tools.ready(call)))
+            .partition(|(_, call)| call.is_some());
+        let mut outcomes: Vec<ToolOutcome> = missing.into_iter().map(|(call_id, _)| gone(call_id)).collect();
+        let mut execution = execute(
+            ready.into_iter().filter_map(|(_, call)| call).collect(),
+            GroupCtx {
+                run: self.run.id,
+                workspace,
+                cancel: cancel.clone(),
+                timeout: Duration::from_millis(self.machine.spec().limits.tool_timeout_ms),
+                progress: Arc::new(LiveProgress(Arc::clone(&self.live))),
+            },
+        );
+        let control = Arc::clone(&self.control);
+        loop {
+            if !outcomes.is_empty() {
+                let outcomes = std::mem::take(&mut outcomes);
+                self.observe(Observation::ToolOutcomes { outcomes, fatal: None }).await?;
+            }
+            let executed = tokio::select! {
+                biased;
+                cause = interrupted(&control, self.deadline) => {
+                    cancel.cancel();
+                    let mut outcomes = Vec::new();
+                    while let Some(executed) = execution.next().await {
+                        outcomes.push(executed.outcome);
+                    }
+                    return self.interrupt(cause, None, outcomes).await;
+                }
+                executed = execution.next() => executed,
+            };
+            let Some(executed) = executed else { return Ok(()) };
+            match executed.fatal {
+                None => outcomes.push(executed.outcome),
+                Some(message) => {
+                    // The others of the group are stopped and told of as what they are.
+                    cancel.cancel();
+                    let mut outcomes = vec![executed.outcome];
+                    while let Some(executed) = execution.next().await {
+                        outcomes.push(executed.outcome);
+                    }
+                    return self.observe(Observation::ToolOutcomes { outcomes, fatal: Some(message) }).await;
+                }
+            }
+        }
+    }
+
+    async fn interrupt(
+        &mut self,
+        cause: Interrupt,
+        partial: Option<String>,
+        outcomes: Vec<ToolOutcome>,
+    ) -> Result<(), DriveError> {
+        if let Interrupt::Cancel = cause {
+            self.run.cancel_requested_at = self.control.cancelled_at();
+        }
+        self.observe(Observation::Interrupt { cause, partial, outcomes }).await
+    }
+
+    async fn observe(&mut self, observation: Observation) -> Result<(), DriveError> {
+        let transition = self.machine.observe(observation, &self.tools)?;
+        self.commit(transition).await
+    }
+
+    pub(super) async fn commit(&mut self, transition: Transition) -> Result<(), DriveError> {
+        let now = self.services.clock.now();
+        let store = self.services.store.as_ref();
+        Ok(commit(store, &self.live, &mut self.run, &self.machine, transition, now).await?)
+    }
+
+    fn interrupted_already(&self) -> Option<Interrupt> {
+        if self.control.cancelled.is_cancelled() {
+            Some(Interrupt::Cancel)
+        } else if self.deadline <= Instant::now() {
+            Some(Interrupt::Deadline)
+        } else {
+            None
+        }
+    }
+
+    async fn open_workspace(&self) -> Result<Arc<Workspace>, RunError> {
+        let unusable = |message: String| RunError { code: "workspace_unusable".to_owned(), message, retryable: false };
+        match &self.machine.spec().workspace {
+            Some(name) => match self.services.agents.workspace(name) {
+                Some(workspace) => Ok(Arc::clone(workspace)),
+                None => Err(unusable(format!("the workspace `{name}` is no longer configured"))),
+            },
+            None => {
+                let path = self.services.scratch_path(self.run.id);
+                let opened = tokio::task::spawn_blocking(move || Workspace::scratch(&path)).await;
+                match opened {
+                    Ok(Ok(workspace)) => Ok(Arc::new(workspace)),
+                    Ok(Err(error)) => Err(unusable(error.to_string())),
+                    Err(error) => Err(unusable(format!("opening the run's own workspace failed: {error}"))),
+                }
+            }
+        }
+    }
+}
+
+/// Resolves when the run has to end.
+async fn interrupted(control: &Control, deadline: Instant) -> Interrupt {
+    tokio::select! {
+        biased;
+        () = control.cancelled.cancelled() => Interrupt::Cancel,
+        () = sleep_until(deadline) => Interrupt::Deadline,
+    }
+}
+
+fn elapsed_ms(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn gone(call_id: String) -> ToolOutcome {
+    ToolOutcome {
+        call_id,
+        kind: crate::domain::OutcomeKind::Error,
+        content: "This tool is no longer available.".to_owned(),
+        duration_ms: 0,
+    }
+}
+
+struct LiveSink<'a>(&'a LiveRun);
+
+impl DeltaSink for LiveSink<'_> {
+    fn delta(&mut self, delta: Delta<'_>) {
+        self.0.delta(delta);
+    }
+}

@@ -1,0 +1,17 @@
+//! Runs at work: accepted, queued, driven step by step, ended.
+//!
+//! [`Supervisor`] takes requests and owns one task per run; the driver in that task asks the machine what to do,
+//! does it, commits what came of it and only then publishes it.
+
+mod agent;
+mod commit;
+mod driver;
+mod queue;
+mod recover;
+mod resolve;
+mod supervisor;
+mod toolbox;
+
+pub use agent::{Agent, AgentError, Agents};
+pub use resolve::resolve;
+pub use supervisor::{CreateError, Services, Supervisor};

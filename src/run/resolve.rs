@@ -1,0 +1,277 @@
+//! From a request to a spec: names resolved, defaults filled in, every bound checked. A caller narrows what the
+//! agent and the server allow and never widens it.
+
+use super::agent::{Agent, Agents};
+use crate::config::{CeilingConfig, RunConfig};
+use crate::domain::{
+    AssistantMessage, ContextPolicy, FieldError, InputMessage, InputRole, Limits, Message, ModelRef, Part, RunInput,
+    RunRequest, RunSpec, TextOrParts, TextPart, ToolName, UserMessage,
+};
+use crate::provider::Catalog;
+use crate::tool::registry::Registry;
+
+/// Least `context.max_tool_result_chars`: below it the marker of a cut would crowd out the result.
+const MIN_TOOL_RESULT_CHARS: usize = 200;
+const DEFAULT_TOOL_RESULT_CHARS: usize = 8_000;
+const MAX_METADATA: usize = 32;
+const MAX_METADATA_KEY: usize = 64;
+const MAX_METADATA_VALUE: usize = 512;
+
+/// Resolves a request. Every problem is reported, not only the first.
+pub fn resolve(
+    request: RunRequest,
+    agents: &Agents,
+    registry: &Registry,
+    catalog: &Catalog,
+    run: &RunConfig,
+    ceilings: &CeilingConfig,
+) -> Result<RunSpec, Vec<FieldError>> {
+    let mut errors = Vec::new();
+    let input = read_input(request.input, &mut errors);
+    let limits = read_limits(&request.limits, ceilings, &mut errors);
+    check_metadata(&request.metadata, &mut errors);
+    check_text("$.instructions", request.instructions.as_deref().unwrap_or_default(), &mut errors);
+
+    let Some((name, agent)) = find_agent(request.agent.as_deref(), agents, &mut errors) else { return Err(errors) };
+    let model = choose_model(request.model.as_deref(), name, agent, &mut errors);
+    let tools = choose_tools(request.tools.as_deref(), name, agent, registry, &mut errors);
+    let workspace = choose_workspace(request.workspace, name, agent, &mut errors);
+
+    let endpoint = model.as_ref().and_then(|model| catalog.get(&model.provider));
+    let max_output_tokens = endpoint.and_then(|endpoint| endpoint.max_output_tokens);
+    let window = endpoint
+        .map_or(u64::MAX, |endpoint| endpoint.context_window.saturating_sub(u64::from(max_output_tokens.unwrap_or(0))));
+    let max_tokens = match request.context.max_tokens {
+        None => window,
+        Some(asked) => bounded("$.context.max_tokens", asked, 1, window, "the model's window", &mut errors),
+    };
+    let max_tool_result_chars = match request.context.max_tool_result_chars {
+        None => DEFAULT_TOOL_RESULT_CHARS.min(ceilings.max_tool_result_chars),
+        Some(asked) => bounded(
+            "$.context.max_tool_result_chars",
+            asked,
+            MIN_TOOL_RESULT_CHARS,
+            ceilings.max_tool_result_chars,
+            "the server's ceiling",
+            &mut errors,
+        ),
+    };
+    match model {
+        Some(model) if errors.is_empty() => Ok(RunSpec {
+            agent: name.to_owned(),
+            input,
+            instructions: request.instructions.or_else(|| agent.instructions.clone()),
+            model,
+            max_output_tokens,
+            tools,
+            limits,
+            context: ContextPolicy { strategy: request.context.strategy, max_tokens, max_tool_result_chars },
+            on_repeat: request.on_repeat,
+            repeat_limit: run.repeat_limit,
+            parallel_tools: request.parallel_tools,
+            workspace,
+            metadata: request.metadata,
+        }),
+        Some(_) | None => Err(errors),
+    }
+}
+
+fn find_agent<'a>(
+    asked: Option<&'a str>,
+    agents: &'a Agents,
+    errors: &mut Vec<FieldError>,
+) -> Option<(&'a str, &'a Agent)> {
+    let known = || agents.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let Some(name) = asked.or_else(|| agents.default_name()) else {
+        let message = format!("no agent is named and the server has no default agent; there are {}", known());
+        errors.push(FieldError::new("$.agent", message));
+        return None;
+    };
+    let agent = agents.get(name);
+    if agent.is_none() {
+        errors.push(FieldError::new("$.agent", format!("there is no agent `{name}`; there are {}", known())));
+    }
+    Some((name, agent?))
+}
+
+fn choose_model(asked: Option<&str>, name: &str, agent: &Agent, errors: &mut Vec<FieldError>) -> Option<ModelRef> {
+    let Some(asked) = asked else { return agent.models.first().cloned() };
+    let found = agent.models.iter().find(|model| model.to_string() == asked);
+    if found.is_none() {
+        let allowed = agent.models.iter().map(|model| format!("`{model}`")).collect::<Vec<_>>().join(", ");
+        let message = format!("agent `{name}` does not allow the model `{asked}`; it allows {allowed}");
+        errors.push(FieldError::new("$.model", message));
+    }
+    found.cloned()
+}
+
+fn choose_tools(
+    asked: Option<&[String]>,
+    name: &str,
+    agent: &Agent,
+    registry: &Registry,
+    errors: &mut Vec<FieldError>,
+) -> Vec<ToolName> {
+    let Some(asked) = asked else { return agent.tools.clone() };
+    let mut chosen = Vec::new();
+    for (index, pattern) in asked.iter().enumerate() {
+        let path = format!("$.tools[{index}]");
+        match registry.select(std::slice::from_ref(pattern)) {
+            Err(unknown) => errors.push(FieldError::new(path, unknown.to_string())),
+            Ok(names) => {
+                let allowed: Vec<_> = names.into_iter().filter(|tool| agent.tools.contains(tool)).collect();
+                if allowed.is_empty() {
+                    let message = format!("agent `{name}` does not have the tool `{pattern}`");
+                    errors.push(FieldError::new(path, message));
+                }
+                chosen.extend(allowed);
+            }
+        }
+    }
+    agent.tools.iter().filter(|tool| chosen.contains(tool)).cloned().collect()
+}
+
+fn choose_workspace(asked: Option<String>, name: &str, agent: &Agent, errors: &mut Vec<FieldError>) -> Option<String> {
+    let Some(asked) = asked else { return agent.workspace.clone() };
+    if !agent.workspaces.contains(&asked) {
+        let message = format!("agent `{name}` does not allow the workspace `{asked}`");
+        errors.push(FieldError::new("$.workspace", message));
+    }
+    Some(asked)
+}
+
+fn read_input(input: RunInput, errors: &mut Vec<FieldError>) -> Vec<Message> {
+    let messages = match input {
+        RunInput::Text(text) => {
+            check_said("$.input", &text, errors);
+            return vec![Message::user(text)];
+        }
+        RunInput::Messages(messages) => messages,
+    };
+    match messages.last() {
+        None => errors.push(FieldError::new("$.input", "the list of messages is empty; give at least one")),
+        Some(InputMessage { role: InputRole::Assistant, .. }) => {
+            errors.push(FieldError::new("$.input", "the last message has the role `assistant`; it has to be `user`"));
+        }
+        Some(InputMessage { role: InputRole::User, .. }) => {}
+    }
+    messages.into_iter().enumerate().map(|(index, message)| read_message(index, message, errors)).collect()
+}
+
+fn read_message(index: usize, message: InputMessage, errors: &mut Vec<FieldError>) -> Message {
+    let path = format!("$.input[{index}].content");
+    let content: Vec<Part> = match message.content {
+        TextOrParts::Text(text) => vec![Part::Text { text }],
+        TextOrParts::Parts(parts) => parts.into_iter().map(|TextPart::Text { text }| Part::Text { text }).collect(),
+    };
+    let whole: String = content
+        .iter()
+        .map(|part| match part {
+            Part::Text { text } | Part::Reasoning { text, .. } => text.as_str(),
+        })
+        .collect();
+    check_said(&path, &whole, errors);
+    match message.role {
+        InputRole::User => Message::User(UserMessage { content }),
+        InputRole::Assistant => {
+            Message::Assistant(AssistantMessage { content, tool_calls: Vec::new(), incomplete: false })
+        }
+    }
+}
+
+fn check_said(path: &str, text: &str, errors: &mut Vec<FieldError>) {
+    if text.trim().is_empty() {
+        errors.push(FieldError::new(path, "the text is empty; say something"));
+    }
+    check_text(path, text, errors);
+}
+
+/// No provider and not every database takes U+0000, so it is refused where it comes in.
+fn check_text(path: &str, text: &str, errors: &mut Vec<FieldError>) {
+    if text.contains('\0') {
+        errors.push(FieldError::new(path, "the text holds the character U+0000; leave it out"));
+    }
+}
+
+fn check_metadata(metadata: &std::collections::BTreeMap<String, String>, errors: &mut Vec<FieldError>) {
+    if metadata.len() > MAX_METADATA {
+        let message = format!("{} labels are given; at most {MAX_METADATA} are allowed", metadata.len());
+        errors.push(FieldError::new("$.metadata", message));
+    }
+    for (key, value) in metadata {
+        let path = format!("$.metadata.{key}");
+        let length = key.chars().count();
+        if key.is_empty() || length > MAX_METADATA_KEY {
+            let message = format!("the key has {length} characters; 1 to {MAX_METADATA_KEY} are allowed");
+            errors.push(FieldError::new(&path, message));
+        }
+        let length = value.chars().count();
+        if length > MAX_METADATA_VALUE {
+            let message = format!("the value has {length} characters; at most {MAX_METADATA_VALUE} are allowed");
+            errors.push(FieldError::new(&path, message));
+        }
+        check_text(&path, key, errors);
+        check_text(&path, value, errors);
+    }
+}
+
+fn read_limits(patch: &crate::domain::LimitsPatch, ceilings: &CeilingConfig, errors: &mut Vec<FieldError>) -> Limits {
+    let default = Limits::default();
+    let mut limit = |name: &str, asked: Option<u64>, default: u64, least: u64, ceiling: u64| match asked {
+        None => default.min(ceiling),
+        Some(asked) => bounded(&format!("$.limits.{name}"), asked, least, ceiling, "the server's ceiling", errors),
+    };
+    let small = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+    Limits {
+        max_steps: small(limit(
+            "max_steps",
+            patch.max_steps.map(u64::from),
+            u64::from(default.max_steps),
+            1,
+            u64::from(ceilings.max_steps),
+        )),
+        max_tool_calls: small(limit(
+            "max_tool_calls",
+            patch.max_tool_calls.map(u64::from),
+            u64::from(default.max_tool_calls),
+            0,
+            u64::from(ceilings.max_tool_calls),
+        )),
+        max_tokens: limit("max_tokens", patch.max_tokens, default.max_tokens, 1, ceilings.max_tokens),
+        timeout_ms: limit("timeout_ms", patch.timeout_ms, default.timeout_ms, 1, ceilings.timeout_ms),
+        model_timeout_ms: limit(
+            "model_timeout_ms",
+            patch.model_timeout_ms,
+            default.model_timeout_ms,
+            1,
+            ceilings.model_timeout_ms,
+        ),
+        tool_timeout_ms: limit(
+            "tool_timeout_ms",
+            patch.tool_timeout_ms,
+            default.tool_timeout_ms,
+            1,
+            ceilings.tool_timeout_ms,
+        ),
+    }
+}
+
+fn bounded<T: PartialOrd + std::fmt::Display>(
+    path: &str,
+    asked: T,
+    least: T,
+    most: T,
+    bound: &str,
+    errors: &mut Vec<FieldError>,
+) -> T {
+    if asked < least {
+        errors.push(FieldError::new(path, format!("{asked} is too small; at least {least} is needed")));
+    } else if asked > most {
+        errors.push(FieldError::new(path, format!("{asked} is above {bound} of {most}")));
+    }
+    asked
+}
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

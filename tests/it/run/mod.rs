@@ -1,0 +1,7 @@
+//! Runs through the whole service, with a model and tools that do what the test says.
+
+mod cases;
+mod end;
+mod lifecycle;
+mod load;
+mod restart;

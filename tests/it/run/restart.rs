@@ -1,0 +1,59 @@
+//! What the next process finds: interrupted runs ended honestly, queued runs continued, nothing else touched.
+
+use hames::domain::{Effect, OutcomeKind, RunStatusName, RunView};
+use serde_json::json;
+
+use crate::support::app::Setup;
+use crate::support::stage::{call, stage_tool};
+
+#[tokio::test]
+async fn interrupted_runs_end_and_queued_runs_go_on() {
+    let (setup, model) = Setup::stage();
+    let (tool, mut calls) = stage_tool("work", Effect::SideEffect, true);
+    let setup = setup.tool(tool).toml("[run]\nmax_concurrent = 2\n");
+    let app = setup.start().await;
+    let in_tool = app.create(json!({})).await;
+    let batch = vec![call("a", "work", json!({"n": 1})), call("b", "work", json!({"n": 2}))];
+    model.asked().await.call(batch).await;
+    let running = calls.recv().await.unwrap();
+    let in_answer = app.create(json!({})).await;
+    let asked = model.asked().await;
+    asked.text("half").await;
+    let queued = app.create(json!({})).await;
+    assert_eq!(queued.status.name(), RunStatusName::Queued);
+    let before = app.events(in_tool.id).await;
+    app.die().await;
+    drop((running, asked));
+
+    let app = setup.start().await;
+    for run in [&in_tool, &in_answer] {
+        let ended = app.ended(run.id).await;
+        let view = serde_json::to_value(RunView::from(&ended)).unwrap();
+        assert_eq!(
+            (view["status"].as_str(), view["error"]["code"].as_str()),
+            (Some("internal_error"), Some("process_died"))
+        );
+        assert_eq!(ended.generation, 2);
+        // Too late to cancel, and the answer says so.
+        assert_eq!(app.supervisor.cancel(&app.tenant(), run.id).await.unwrap().unwrap(), ended);
+    }
+    let after = app.events(in_tool.id).await;
+    assert_eq!(after[..before.len()], before, "what was published stays as it was");
+    let results: Vec<_> = app
+        .transcript(in_tool.id)
+        .await
+        .into_iter()
+        .filter_map(|message| match message {
+            hames::domain::Message::Tool(result) => Some((result.call_id, result.outcome)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(results, [("a".to_owned(), OutcomeKind::OutcomeUnknown), ("b".to_owned(), OutcomeKind::Aborted)]);
+
+    let asked = model.asked().await;
+    assert_eq!(asked.request.run, queued.id);
+    asked.answer("late but done").await;
+    assert_eq!(app.ended(queued.id).await.status.name(), RunStatusName::Completed);
+    assert!(calls.try_recv().is_err(), "no call runs twice");
+    app.finish().await;
+}
