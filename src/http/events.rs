@@ -37,6 +37,9 @@ const QUIET: Duration = Duration::from_millis(250);
 /// A JSON page ends early once its events are larger than this, so that memory stays bounded.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
+/// Most characters of what is wrong with a cursor, since that may repeat the cursor.
+const MAX_CURSOR_ERROR: usize = 200;
+
 /// Events read from the store at once for a JSON page.
 const PAGE_STEP: u32 = 20;
 
@@ -94,12 +97,12 @@ pub(super) struct EventView {
 /// Otherwise: the log in JSON pages.
 #[utoipa::path(get, path = "/runs/{id}/events", operation_id = "list_events", tag = "runs",
     params(
-        ("id" = String, Path, description = "The run.", example = "run_019000000000700080000000000000ab"),
-        ("after" = Option<String>, Query, example = "17",
+        ("id" = String, Path, pattern = "^run_[0-9a-f]{32}$", description = "The run.", example = "run_019000000000700080000000000000ab"),
+        ("after" = Option<String>, Query, pattern = r"^[0-9]+(\.[0-9]+)?$", example = "17",
             description = "The cursor: only what follows it. `SEQ`, or `SEQ.OFFSET` for a place inside the message being written."),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 200,
             description = "Most events of a JSON page; 50 if absent. A page also ends after 4 MiB."),
-        ("Last-Event-ID" = Option<String>, Header, description = "The cursor, as browsers send it. Wins over `after`."),
+        ("Last-Event-ID" = Option<String>, Header, nullable = false, pattern = r"^[0-9]+(\.[0-9]+)?$", description = "The cursor, as browsers send it. Wins over `after`."),
     ),
     responses(
         (status = 200, description = "The stream, or one page.", headers(
@@ -139,25 +142,23 @@ struct Position {
 }
 
 impl Position {
+    /// Reads both places a cursor can come from; the header wins. A malformed one is an error even where it loses.
     fn of(headers: &HeaderMap, after: Option<&str>) -> Result<Self, Problem> {
-        let invalid = |name: &str, error: &str| {
-            Problem::new(ProblemCode::InvalidCursor, format!("{name}: {}", clipped(error, 200)))
-        };
-        let (name, text) = match headers.get(LAST_EVENT_ID) {
+        let after = after.map(|text| Self::read("after", text)).transpose()?;
+        match headers.get(LAST_EVENT_ID) {
             // Browsers leave the header out when they have no id; others send it empty.
-            Some(value) if !value.is_empty() => {
-                let text =
-                    value.to_str().map_err(|_| invalid("Last-Event-ID", "not a cursor; expected SEQ or SEQ.OFFSET"))?;
-                ("Last-Event-ID", text)
-            }
-            Some(_) | None => match after {
-                Some(text) => ("after", text),
-                None => return Ok(Self::default()),
-            },
+            Some(value) if !value.is_empty() => Self::read("Last-Event-ID", &String::from_utf8_lossy(value.as_bytes())),
+            Some(_) | None => Ok(after.unwrap_or_default()),
+        }
+    }
+
+    fn read(name: &str, text: &str) -> Result<Self, Problem> {
+        let invalid = |error: &str| {
+            Problem::new(ProblemCode::InvalidCursor, format!("{name}: {}", clipped(error, MAX_CURSOR_ERROR)))
         };
-        let cursor = text.parse::<Cursor>().map_err(|error| invalid(name, &error.to_string()))?;
+        let cursor = text.parse::<Cursor>().map_err(|error| invalid(&error.to_string()))?;
         let seq = text.split('.').next().unwrap_or_default();
-        let seq = seq.parse().map_err(|_| invalid(name, "not a cursor; expected SEQ or SEQ.OFFSET"))?;
+        let seq = seq.parse().map_err(|_| invalid("not a cursor; expected SEQ or SEQ.OFFSET"))?;
         Ok(Self { cursor, seq })
     }
 }
@@ -285,6 +286,7 @@ mod tests {
         assert_eq!(position(Some(b"9"), Some("7")), Ok(9));
         assert_eq!(position(Some(b"9.12"), None), Ok(9));
         assert_eq!(position(Some(b""), Some("7")), Ok(7));
+        assert!(position(Some(b"9"), Some("x")).unwrap_err().starts_with("after: "));
     }
 
     // aegra/aegra#472: a client that always sends -1 must get a clear answer, and never a stream without an end.

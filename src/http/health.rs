@@ -74,7 +74,7 @@ pub(super) async fn readyz(
 ///
 /// OpenAPI 3.1, generated from the code that serves it.
 #[utoipa::path(get, path = "/openapi.yaml", operation_id = "get_openapi_yaml", tag = "operations",
-    responses((status = 200, description = "The description.", body = String, content_type = "application/yaml"), ReadProblems))]
+    responses((status = 200, description = "The description.", body = Object, content_type = "application/yaml"), ReadProblems))]
 pub(super) async fn openapi_yaml(
     Query(NoQuery): Query<NoQuery>,
     State(state): State<HttpState>,

@@ -86,3 +86,39 @@ fn panicked(payload: Box<dyn Any + Send>) -> Response {
     tracing::error!(panic = message, "a handler panicked");
     Problem::internal().into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::Request;
+    use axum::routing::get;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    async fn plain() -> &'static str {
+        panic!("canary")
+    }
+
+    async fn formatted() -> &'static str {
+        panic!("{} {}", "a", "canary")
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_answered_and_not_told() {
+        let router: Router = Router::new()
+            .route("/plain", get(plain))
+            .route("/formatted", get(formatted))
+            .layer(CatchPanicLayer::custom(panicked));
+        for path in ["/plain", "/formatted"] {
+            let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status().as_u16(), 500);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["code"], "internal_error");
+            assert!(!body.to_string().contains("canary"));
+        }
+    }
+}

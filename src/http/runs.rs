@@ -36,7 +36,7 @@ const MAX_LABELS: usize = 32;
 /// event stream itself, as from `GET /runs/{id}/events`. Closing the connection never stops the run.
 #[utoipa::path(post, path = "/runs", operation_id = "create_run", tag = "runs",
     params(
-        ("Prefer" = Option<String>, Header, example = "wait=10",
+        ("Prefer" = Option<String>, Header, nullable = false, example = "wait=10",
             description = "`wait=N`: hold the answer back until the run has ended, at most N seconds (RFC 7240). \
                            The answer repeats it in `Preference-Applied`. Has no meaning for a stream."),
     ),
@@ -209,7 +209,7 @@ pub(super) struct RunPage {
         ("metadata.KEY" = Option<String>, Query,
             description = "Runs whose label KEY has this value. May be given for up to 32 labels."),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 200, description = "Most runs of the page; 50 if absent."),
-        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before. Opaque: do not make or change one."),
+        ("cursor" = Option<String>, Query, pattern = "^before_[0-9a-f]{32}$", description = "`next_cursor` of the page before. Opaque: do not make or change one."),
     ),
     responses((status = 200, description = "One page.", body = RunPage), ReadProblems))]
 pub(super) async fn list(
@@ -237,7 +237,7 @@ impl FromQuery for WaitQuery {
 /// The run as it stands; with `wait=N` as soon as it has ended, and after N seconds in any case.
 #[utoipa::path(get, path = "/runs/{id}", operation_id = "get_run", tag = "runs",
     params(
-        ("id" = String, Path, description = "The run.", example = "run_019000000000700080000000000000ab"),
+        ("id" = String, Path, pattern = "^run_[0-9a-f]{32}$", description = "The run.", example = "run_019000000000700080000000000000ab"),
         ("wait" = Option<u64>, Query, minimum = 0, maximum = 300,
             description = "Hold the answer back until the run has ended, at most this many seconds."),
     ),
@@ -256,7 +256,7 @@ pub(super) async fn get(
 ///
 /// Asks the run to end as `aborted`. May be repeated. A run that has ended is left as it is.
 #[utoipa::path(delete, path = "/runs/{id}", operation_id = "stop_run", tag = "runs",
-    params(("id" = String, Path, description = "The run.", example = "run_019000000000700080000000000000ab")),
+    params(("id" = String, Path, pattern = "^run_[0-9a-f]{32}$", description = "The run.", example = "run_019000000000700080000000000000ab")),
     responses(
         (status = 202, description = "It is stopping.", body = RunView),
         (status = 200, description = "It had ended.", body = RunView),
@@ -284,7 +284,7 @@ pub(super) struct MessageList {
 ///
 /// Every message so far, whole and in order, also of a run in progress.
 #[utoipa::path(get, path = "/runs/{id}/messages", operation_id = "list_messages", tag = "runs",
-    params(("id" = String, Path, description = "The run.", example = "run_019000000000700080000000000000ab")),
+    params(("id" = String, Path, pattern = "^run_[0-9a-f]{32}$", description = "The run.", example = "run_019000000000700080000000000000ab")),
     responses((status = 200, description = "The transcript.", body = MessageList), RunProblems))]
 pub(super) async fn messages(
     Query(NoQuery): Query<NoQuery>,
