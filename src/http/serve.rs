@@ -14,9 +14,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -51,11 +51,7 @@ pub async fn serve(listener: TcpListener, router: Router, config: &ServerConfig,
     let server = Arc::new(Server::new(router, config, stages.stopping.clone()));
     let permits = Arc::new(Semaphore::new(config.max_connections));
     let mut connections = JoinSet::new();
-    let mut next = None;
-    loop {
-        let Some(accepted) = accept(&listener, &permits, &mut next, &mut connections, &stages.stopping).await else {
-            break;
-        };
+    while let Some(accepted) = accept(&listener, &permits, &mut connections, &stages.stopping).await {
         let server = Arc::clone(&server);
         connections.spawn(async move {
             server.connection(accepted.stream).await;
@@ -70,7 +66,7 @@ pub async fn serve(listener: TcpListener, router: Router, config: &ServerConfig,
 /// A connection and its place among the open ones.
 struct Accepted {
     stream: TcpStream,
-    permit: tokio::sync::OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 }
 
 /// Waits for a place and for a client, and meanwhile reaps connections that ended. `None` when the server stops.
@@ -78,16 +74,16 @@ struct Accepted {
 async fn accept(
     listener: &TcpListener,
     permits: &Arc<Semaphore>,
-    held: &mut Option<tokio::sync::OwnedSemaphorePermit>,
     connections: &mut JoinSet<()>,
     stopping: &CancellationToken,
 ) -> Option<Accepted> {
+    let mut held = None;
     loop {
         tokio::select! {
             biased;
             () = stopping.cancelled() => return None,
             Some(ended) = connections.join_next() => report(ended),
-            permit = Arc::clone(permits).acquire_owned(), if held.is_none() => *held = permit.ok(),
+            permit = Arc::clone(permits).acquire_owned(), if held.is_none() => held = permit.ok(),
             client = listener.accept(), if held.is_some() => match client {
                 Ok((stream, _)) => {
                     if let Some(permit) = held.take() {
@@ -189,40 +185,37 @@ impl Server {
         let connection = self.builder.serve_connection(io, service);
         tokio::pin!(connection);
         // hyper's own header timeout starts once it knows the protocol, which takes up to 24 bytes to tell.
-        let first = timeout_at(Instant::now() + self.header_timeout, spoken.cancelled());
-        tokio::pin!(first);
-        let (mut waiting, mut open) = (true, true);
-        loop {
-            tokio::select! {
-                biased;
-                ended = connection.as_mut() => {
-                    if let Err(error) = ended {
-                        log_end(&*error);
-                    }
-                    return;
-                }
-                heard = &mut first, if waiting => {
-                    waiting = false;
-                    if heard.is_err() {
-                        tracing::debug!("a connection is closed: no request came in time");
-                        return;
-                    }
-                }
-                () = self.stopping.cancelled(), if open => {
-                    open = false;
-                    connection.as_mut().graceful_shutdown();
-                }
+        let silence = async {
+            if timeout(self.header_timeout, spoken.cancelled()).await.is_ok() {
+                std::future::pending::<()>().await;
             }
+        };
+        tokio::pin!(silence);
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => return log_end(ended),
+            () = &mut silence => return log_silence(),
+            () = self.stopping.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => log_end(ended),
+            () = &mut silence => log_silence(),
         }
     }
 }
 
 /// Clients go away all the time; only a head that was too large is worth a line, since its answer says little.
-fn log_end(error: &(dyn std::error::Error + Send + Sync + 'static)) {
+fn log_end(ended: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
+    let Err(error) = ended else { return };
     match error.downcast_ref::<hyper::Error>() {
         Some(error) if error.is_parse_too_large() => {
             tracing::warn!(limit_bytes = BUFFER_BYTES, "a request was refused with 431: its head is too large");
         }
         Some(_) | None => tracing::debug!(error = %error, "a connection broke off"),
     }
+}
+
+fn log_silence() {
+    tracing::debug!("a connection is closed: no request came in time");
 }
