@@ -62,6 +62,7 @@ pub(crate) struct CaseTool {
     /// What it gives.
     pub(crate) returns: String,
     /// Where it runs; absent: at the server.
+    #[expect(dead_code, reason = "every tool of a case runs at the server here")]
     pub(crate) kind: Option<CaseToolKind>,
 }
 

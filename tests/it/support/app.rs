@@ -64,7 +64,7 @@ impl Setup {
             tools: Vec::new(),
             providers: Vec::new(),
             clock: Arc::new(SystemClock),
-            env: Env::from_iter(std::env::vars_os().filter(|(name, _)| name == "PATH")),
+            env: Env::from_iter([("PATH", "/usr/local/bin:/usr/bin:/bin")]),
             server: None,
         }
     }
