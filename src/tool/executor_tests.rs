@@ -35,7 +35,7 @@ impl Group {
     where
         F: Future<Output = Result<String, ToolError>> + Send + 'static,
     {
-        let tool = FakeTool::new("tool", effect, work);
+        let tool = FakeTool::tool("tool", effect, work);
         self.calls.push(ReadyCall { id: id.to_owned(), tool, arguments: Map::new() });
         self
     }

@@ -18,7 +18,7 @@ pub(super) struct FakeTool {
 }
 
 impl FakeTool {
-    pub(super) fn new<F>(
+    pub(super) fn tool<F>(
         name: &str,
         effect: Effect,
         work: impl Fn(ToolCtx) -> F + Send + Sync + 'static,

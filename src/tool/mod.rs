@@ -17,6 +17,8 @@ pub mod supervise;
 mod text;
 pub mod workspace;
 
+pub use registry::Registry;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;

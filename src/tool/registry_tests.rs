@@ -7,7 +7,7 @@ use super::*;
 use crate::domain::Effect;
 
 fn registry(names: &[&str]) -> Registry {
-    let tools = names.iter().map(|name| FakeTool::new(name, Effect::ReadOnly, |_| async { Ok(String::new()) }));
+    let tools = names.iter().map(|name| FakeTool::tool(name, Effect::ReadOnly, |_| async { Ok(String::new()) }));
     Registry::new(tools.collect()).unwrap()
 }
 
@@ -21,7 +21,7 @@ fn patterns(texts: &[&str]) -> Vec<String> {
 
 #[test]
 fn duplicates_and_bad_schemas_are_refused() {
-    let tool = |name: &str| FakeTool::new(name, Effect::ReadOnly, |_| async { Ok(String::new()) });
+    let tool = |name: &str| FakeTool::tool(name, Effect::ReadOnly, |_| async { Ok(String::new()) });
     let error = Registry::new(vec![tool("a"), tool("b"), tool("a")]).unwrap_err();
     assert_eq!(error.to_string(), "two tools are named `a`; names must be unique");
     let bad = FakeTool::with_parameters("bad", Effect::ReadOnly, json!({}), |_| async { Ok(String::new()) });

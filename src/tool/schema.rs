@@ -1,7 +1,6 @@
 //! JSON Schemas of tool arguments: compiled once, under limits, with messages a model can act on.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 
 use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::paths::{Location, LocationSegment};
@@ -159,8 +158,7 @@ impl ArgumentSchema {
                 for (index, form) in context.iter().take(4).enumerate() {
                     let Some(first) = form.first() else { continue };
                     let path = json_path(first.instance_path());
-                    // Writing to a string cannot fail.
-                    let _never = write!(text, "; form {}: {path}: {}", index + 1, self.explain(first, level + 1));
+                    text.push_str(&format!("; form {}: {path}: {}", index + 1, self.explain(first, level + 1)));
                 }
                 text
             }

@@ -85,4 +85,5 @@ fn count(number: usize, noun: &str) -> String {
 }
 
 #[cfg(test)]
+#[path = "../files_tests.rs"]
 mod tests;

@@ -38,7 +38,8 @@ const SNIFFED: usize = 8_192;
 
 const DESCRIPTION: &str = "\
 Searches the text files of the workspace, line by line, and returns each matching line as `path:line: text`, sorted by \
-path; lines count from 1, and long lines are cut around the match. With `glob` and an empty `pattern` it lists the names of files instead.
+path; lines count from 1, and long lines are cut around the match. With `glob` and an empty \
+`pattern` it lists the names of files instead.
 
 `pattern` is a regular expression in the syntax of Rust's regex crate (no look-around, no back-references), matched \
 within single lines; with `literal` it is plain text. `ignore_case` ignores case. `path` is the directory or file to \
@@ -46,8 +47,10 @@ search, the whole workspace when absent. `glob` limits the files: without a slas
 (`*.rs`), with one to its path from the workspace (`src/**/*.rs`).
 
 The last line, in square brackets, says what was searched and what was left out: binary files, files over 8 MiB, what \
-cannot be read. `.git` is searched only when `path` leads into it, and symbolic links are not followed. It stops after 100 matches, 512 MiB or 20 seconds and \
-says so; then narrow the pattern, the glob or the path. To see more around a match use read_file with `start_line`.";
+cannot be read. `.git` is searched only when `path` leads into it, and symbolic links are not followed. It stops after \
+100 matches, 512 MiB or 20 seconds and says so; then narrow the pattern, the glob or the path. It fails for a pattern or \
+glob that cannot be read, and for a `path` that does not exist or leads out of the workspace. To see more around a match \
+use read_file with `start_line`.";
 
 /// The tool.
 pub(super) struct SearchFiles(ToolSpec);

@@ -276,5 +276,5 @@ fn read_options() -> OpenOptions {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
+#[path = "../workspace_tests.rs"]
 mod tests;
