@@ -24,6 +24,15 @@ pub(super) enum CommitError {
     Encode(#[from] serde_json::Error),
 }
 
+/// When a step happens.
+#[derive(Clone, Copy)]
+pub(super) struct Moment {
+    /// The time to record.
+    pub(super) now: Timestamp,
+    /// How long the run has been at work, by a clock that never goes back.
+    pub(super) ran_for: Duration,
+}
+
 /// Brings a run up to what its machine says.
 pub(super) fn apply(run: &mut Run, machine: &Machine, now: Timestamp) {
     let state = machine.state();
@@ -41,10 +50,10 @@ pub(super) fn apply(run: &mut Run, machine: &Machine, now: Timestamp) {
 }
 
 /// Encodes what happened; the final event is added when the run has ended.
-pub(super) fn encode(events: &[EventBody], run: &Run, now: Timestamp) -> Result<Vec<EncodedBody>, serde_json::Error> {
+pub(super) fn encode(events: &[EventBody], run: &Run, moment: Moment) -> Result<Vec<EncodedBody>, serde_json::Error> {
     let mut encoded = events.iter().map(EncodedBody::new).collect::<Result<Vec<_>, _>>()?;
     if let RunStatus::Finished { started_at, .. } = &run.status {
-        let duration = started_at.map_or(Duration::ZERO, |started_at| now.since(started_at));
+        let duration = started_at.map_or(Duration::ZERO, |_| moment.ran_for);
         let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         encoded.push(EncodedBody::new(&EventBody::RunEnd { run: RunView::from(run), duration_ms })?);
     }
@@ -59,22 +68,22 @@ pub(super) async fn commit(
     run: &mut Run,
     machine: &Machine,
     transition: Transition,
-    now: Timestamp,
+    moment: Moment,
 ) -> Result<(), CommitError> {
-    apply(run, machine, now);
+    apply(run, machine, moment.now);
     let state = serde_json::to_string(machine.state())?;
     let stored = loop {
         let commit = StepCommit {
             run: run.id,
             generation: run.generation,
-            time: now,
+            time: moment.now,
             status: run.status.clone(),
             cancel_requested_at: run.cancel_requested_at,
             steps: run.steps,
             tool_calls: run.tool_calls,
             usage: run.usage,
             state: state.clone(),
-            events: encode(&transition.events, run, now)?,
+            events: encode(&transition.events, run, moment)?,
         };
         match store.commit_step(commit).await {
             Ok(stored) => break stored,

@@ -7,11 +7,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::commit::{CommitError, LiveProgress, commit};
+use super::commit::{CommitError, LiveProgress, Moment, commit};
 use super::supervisor::{Control, Services};
 use super::toolbox::RunTools;
 use crate::agent::{Interrupt, Machine, ModelCall, Observation, Step, Transition, UnexpectedObservation};
-use crate::domain::{Delta, FailureClass, ModelFailure, ModelRequest, ModelTurn, Run, RunError, ToolCall, ToolOutcome};
+use crate::domain::{
+    Delta, FailureClass, ModelFailure, ModelRequest, ModelTurn, Run, RunError, Timestamp, ToolCall, ToolOutcome,
+};
 use crate::event::LiveRun;
 use crate::provider::DeltaSink;
 use crate::provider::retry::Decision;
@@ -27,6 +29,34 @@ pub(super) struct Driver {
     pub(super) live: Arc<LiveRun>,
     pub(super) control: Arc<Control>,
     pub(super) deadline: Instant,
+    pub(super) timeline: Timeline,
+}
+
+/// The times of one run in this process. The clock of the machine can step back; a run's times never do, and its
+/// duration is measured.
+pub(super) struct Timeline {
+    begun: Instant,
+    /// How long it had run before this process took it.
+    before: Duration,
+    newest: Timestamp,
+}
+
+impl Timeline {
+    /// Begins at `now` for a run that was started at `started_at`, perhaps by another process.
+    pub(super) fn new(now: Timestamp, started_at: Option<Timestamp>) -> Self {
+        let before = started_at.map_or(Duration::ZERO, |started_at| now.since(started_at));
+        Self { begun: Instant::now(), before, newest: started_at.map_or(now, |started_at| now.max(started_at)) }
+    }
+
+    /// The time to record when the clock says `now`.
+    fn at(&mut self, now: Timestamp) -> Timestamp {
+        self.newest = self.newest.max(now);
+        self.newest
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.before + self.begun.elapsed()
+    }
 }
 
 /// The run cannot be driven any further in this process.
@@ -218,9 +248,9 @@ impl Driver {
     }
 
     pub(super) async fn commit(&mut self, transition: Transition) -> Result<(), DriveError> {
-        let now = self.services.clock.now();
+        let moment = Moment { now: self.timeline.at(self.services.clock.now()), ran_for: self.timeline.elapsed() };
         let store = self.services.store.as_ref();
-        Ok(commit(store, &self.live, &mut self.run, &self.machine, transition, now).await?)
+        Ok(commit(store, &self.live, &mut self.run, &self.machine, transition, moment).await?)
     }
 
     fn interrupted_already(&self) -> Option<Interrupt> {

@@ -14,8 +14,8 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::agent::Agents;
-use super::commit::{CommitError, apply, encode, publish};
-use super::driver::{DriveError, Driver};
+use super::commit::{CommitError, Moment, apply, encode, publish};
+use super::driver::{DriveError, Driver, Timeline};
 use super::queue::{Place, Queue};
 use super::resolve::resolve;
 use super::toolbox::RunTools;
@@ -279,7 +279,8 @@ impl Inner {
     }
 
     async fn accept_to_queue(&self, mut run: Run, spec: RunSpec, now: Timestamp) -> Result<Run, CreateError> {
-        let events = encode(&[EventBody::RunQueued {}], &run, now).map_err(CreateError::internal)?;
+        let moment = Moment { now, ran_for: Duration::ZERO };
+        let events = encode(&[EventBody::RunQueued {}], &run, moment).map_err(CreateError::internal)?;
         let new = NewRun { run: run.clone(), spec, state: None, events };
         let stored = self.services.store.create_run(new).await?;
         run.last_seq = stored.last().map_or(0, |event| event.seq);
@@ -308,7 +309,8 @@ impl Inner {
             run: driver.run.clone(),
             spec,
             state: Some(serde_json::to_string(driver.machine.state()).map_err(CreateError::internal)?),
-            events: encode(&events, &driver.run, now).map_err(CreateError::internal)?,
+            events: encode(&events, &driver.run, Moment { now, ran_for: Duration::ZERO })
+                .map_err(CreateError::internal)?,
         };
         // Registered first, so that a cancel finds it as soon as it is stored.
         let registration = self.register(driver.run.id, control);
@@ -349,13 +351,15 @@ impl Inner {
                 Machine::restore(spec, head_tokens, state, transcript, &tools)?
             }
         };
-        let left = match &run.status {
-            RunStatus::Running { deadline_at, .. } => deadline_at.since(self.services.clock.now()),
-            RunStatus::Queued | RunStatus::Finished { .. } => Duration::ZERO,
+        let now = self.services.clock.now();
+        let (started_at, left) = match &run.status {
+            RunStatus::Running { started_at, deadline_at } => (Some(*started_at), deadline_at.since(now)),
+            RunStatus::Queued | RunStatus::Finished { .. } => (None, Duration::ZERO),
         };
+        let timeline = Timeline::new(now, started_at);
         let live = self.services.bus.live(run.id);
         let services = Arc::clone(&self.services);
-        Ok(Driver { services, run, machine, tools, live, control, deadline: Instant::now() + left })
+        Ok(Driver { services, run, machine, tools, live, control, deadline: Instant::now() + left, timeline })
     }
 
     fn spawn(self: &Arc<Self>, driver: Driver, registration: Registration, slot: Option<OwnedSemaphorePermit>) {

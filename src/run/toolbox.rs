@@ -42,14 +42,7 @@ impl RunTools {
 
 impl Toolbox for RunTools {
     fn check(&self, call: &ToolCall) -> Checked {
-        if !self.allowed.iter().any(|name| name.as_str() == call.name) {
-            let names = self.allowed.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-            return Checked::Invalid(match names.as_str() {
-                "" => format!("There is no tool `{}`; this run has no tools. Answer without one.", call.name),
-                names => format!("There is no tool `{}`. The tools are: {names}.", call.name),
-            });
-        }
-        match (self.registry.check(&call.name, &call.arguments), &call.arguments) {
+        match (self.registry.check_offered(&self.allowed, &call.name, &call.arguments), &call.arguments) {
             (Ok(registered), Arguments::Object(arguments)) => Checked::Ready {
                 effect: registered.tool.effect(arguments),
                 pollable: registered.tool.is_pollable(arguments),

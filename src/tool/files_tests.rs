@@ -69,8 +69,11 @@ impl Tools {
 
 #[test]
 fn every_tool_has_a_manual_and_an_effect() {
-    let effects: Vec<_> =
-        file_tools().iter().map(|tool| (tool.spec().name.to_string(), tool.effect(), tool.is_pollable())).collect();
+    let none = Map::new();
+    let effects: Vec<_> = file_tools()
+        .iter()
+        .map(|tool| (tool.spec().name.to_string(), tool.effect(&none), tool.is_pollable(&none)))
+        .collect();
     assert_eq!(
         effects,
         [
