@@ -5,3 +5,4 @@ mod end;
 mod lifecycle;
 mod load;
 mod restart;
+mod wire;

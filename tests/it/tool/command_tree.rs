@@ -10,15 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::support::{Bench, Sweep, failure, marked, preset, unique, until};
-
-/// Forty children and ten grandchildren that have left the session by a double fork. All ignore SIGTERM.
-const TREE: &str = "trap '' TERM; i=0
-while [ $i -lt 40 ]; do sleep 1000 & i=$((i+1)); done
-while [ $i -lt 50 ]; do (setsid sh -c 'sleep 1000 &' &); i=$((i+1)); done
-echo planted; wait; sleep 1000";
-
-/// The tree, its shell, and the supervisor.
-const TREE_SIZE: usize = 40 + 10 + 1 + 1;
+use super::tree::{TREE, grown};
 
 /// From the wish to the last process gone.
 const BOUND: Duration = Duration::from_secs(1);
@@ -29,17 +21,6 @@ fn bench(script: &str, marker: &str, timeout_ms: u64) -> Bench {
     let mut bench = Bench::new(CommandConfig { timeout_ms, ..preset("sh", &["-c", script, marker]) });
     bench.ctx.call_id = marker.to_owned();
     bench
-}
-
-async fn grown(marker: &str) {
-    let is_sleeper = |pid: &i32| {
-        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|arguments| arguments == b"sleep\x001000\0")
-    };
-    until("the whole tree runs", || {
-        let tree = marked(marker);
-        tree.len() == TREE_SIZE && tree.iter().filter(|pid| is_sleeper(pid)).count() == 50
-    })
-    .await;
 }
 
 async fn gone(marker: &str, since: Instant) {

@@ -2,4 +2,5 @@
 
 mod command;
 mod command_tree;
-mod support;
+pub(crate) mod support;
+pub(crate) mod tree;
