@@ -11,10 +11,10 @@ use crate::event::{Bus, Streams};
 use crate::http::{AgentView, HttpParts, HttpState, ProviderView, Stages, router, serve};
 use crate::provider::scripted::{Script, ScriptedProvider};
 use crate::provider::{Catalog, Endpoint};
-use crate::run::{Agents, Services, Supervisor};
+use crate::run::{AgentError, Agents, Services, Supervisor};
 use crate::shutdown::Shutdown;
 use crate::store::{self, Store};
-use crate::time::{Clock, SystemClock, random_bytes};
+use crate::time::{Clock, Ids, SystemClock, random_bytes};
 use crate::tool::Tool;
 use crate::tool::command::CommandTool;
 use crate::tool::files::file_tools;
@@ -66,10 +66,11 @@ impl App {
         let Surroundings { env, clock, supervisor: host, tools, providers } = surroundings;
         let catalog = Arc::new(build_catalog(&config, &clock, providers)?);
         let registry = Arc::new(build_registry(&config, &env, host, tools)?);
-        let agents =
-            Arc::new(Agents::new(&config.run.default_agent, &config.agents, &config.workspaces, &registry, &catalog)?);
+        let agents = build_agents(&config, &registry, &catalog).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
+        let agents = Arc::new(agents);
         let store = store::open(&config.store).await.context("the database cannot be opened")?;
         let bus = Bus::new();
+        let ids = Arc::new(Ids::default());
         let keep_alive = Duration::from_millis(config.server.keep_alive_ms);
         let streams = Streams::new(Arc::clone(&store), bus.clone(), keep_alive);
         let supervisor = Supervisor::start(Services {
@@ -79,6 +80,7 @@ impl App {
             registry: Arc::clone(&registry),
             agents: Arc::clone(&agents),
             clock: Arc::clone(&clock),
+            ids: Arc::clone(&ids),
             jitter: Box::new(random_fraction),
             run: config.run,
             ceilings: config.limits,
@@ -95,6 +97,7 @@ impl App {
             providers: providers_on_offer(&catalog),
             server: config.server.clone(),
             clock,
+            ids,
             stages: stages.clone(),
         });
         Ok(Self { supervisor, streams, store, bus, http, stages, server: config.server })
@@ -141,6 +144,21 @@ impl App {
     }
 }
 
+/// Everything about settings that shows only when their parts meet: tools an agent names, programs of commands,
+/// schemas, scripts. Opens no database and connects to nothing.
+pub fn verify(config: &Config, env: &Env) -> Vec<String> {
+    let mut problems = Vec::new();
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let catalog = build_catalog(config, &clock, Vec::new());
+    let registry = build_registry(config, env, SupervisorHost::this_program(), Vec::new());
+    if let (Ok(catalog), Ok(registry)) = (&catalog, &registry) {
+        let errors = build_agents(config, registry, catalog).err().unwrap_or_default();
+        problems.extend(errors.iter().map(ToString::to_string));
+    }
+    problems.extend([catalog.err(), registry.err()].into_iter().flatten().map(|error| format!("{error:#}")));
+    problems
+}
+
 fn build_catalog(
     config: &Config,
     clock: &Arc<dyn Clock>,
@@ -163,16 +181,23 @@ fn build_catalog(
     Ok(catalog)
 }
 
+fn build_agents(config: &Config, registry: &Registry, catalog: &Catalog) -> Result<Agents, Vec<AgentError>> {
+    Agents::new(&config.run.default_agent, &config.agents, &config.workspaces, registry, catalog)
+}
+
+/// Several errors as lines of one text.
+fn joined<E: ToString>(errors: &[E]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
 fn build_registry(
     config: &Config,
     env: &Env,
     host: SupervisorHost,
     tools: Vec<Arc<dyn Tool>>,
 ) -> anyhow::Result<Registry> {
-    let commands = CommandTool::new(&config.commands, env.variables(), host).map_err(|errors| {
-        let errors = errors.iter().map(ToString::to_string).collect::<Vec<_>>();
-        anyhow::anyhow!("commands cannot be used as configured: {}", errors.join("; "))
-    })?;
+    let commands =
+        CommandTool::new(&config.commands, env.variables(), host).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
     let mut all = file_tools();
     all.extend(commands.map(|tool| Arc::new(tool) as Arc<dyn Tool>));
     all.extend(tools);

@@ -5,9 +5,12 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::domain::{RunId, Timestamp};
+use uuid::{ContextV7, Uuid};
+
+use crate::domain::Timestamp;
 
 /// Tells the time of day.
 pub trait Clock: Send + Sync + fmt::Debug {
@@ -71,11 +74,20 @@ pub fn random_bytes<const N: usize>() -> Result<[u8; N], NoRandomness> {
     Ok(bytes)
 }
 
-/// Makes the id of a run accepted at `now`: a uuid v7, so ids sort by acceptance.
-pub fn new_run_id(now: Timestamp) -> Result<RunId, NoRandomness> {
-    let millis = u64::try_from(now.as_millis()).unwrap_or(0);
-    let uuid = uuid::Builder::from_unix_timestamp_millis(millis, &random_bytes::<10>()?).into_uuid();
-    Ok(RunId::new(uuid))
+/// Makes ids: uuids v7 of the time they are asked for. Those of one source rise strictly, within a millisecond and
+/// after the clock stepped back too, so that order of ids is order of making.
+#[derive(Debug, Default)]
+pub struct Ids(Mutex<ContextV7>);
+
+impl Ids {
+    /// The next id.
+    pub fn next(&self, now: Timestamp) -> Uuid {
+        let millis = u64::try_from(now.as_millis()).unwrap_or(0);
+        let nanos = u32::try_from(millis % 1_000).unwrap_or(0) * 1_000_000;
+        // The counter is whole whatever a thread was doing that panicked.
+        let context = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Uuid::new_v7(uuid::Timestamp::from_unix(&*context, millis / 1_000, nanos))
+    }
 }
 
 #[cfg(test)]
@@ -83,12 +95,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_carry_their_time_and_differ() {
+    fn ids_rise_within_a_millisecond_and_when_the_clock_steps_back() {
+        let ids = Ids::default();
         let now = SystemClock.now();
-        let (one, two) = (new_run_id(now).unwrap(), new_run_id(now).unwrap());
-        assert_ne!(one, two);
-        assert_eq!(one.uuid().get_version_num(), 7);
-        let later = new_run_id(now.plus(Duration::from_millis(1))).unwrap();
-        assert!(later > one && later > two);
+        let times = [now, now, now, now.plus(Duration::from_millis(1)), now, Timestamp::from_millis(0)];
+        let made: Vec<Uuid> = times.into_iter().cycle().take(6_000).map(|time| ids.next(time)).collect();
+        assert!(made.is_sorted_by(|one, next| one < next));
+        assert_eq!(made[0].get_version_num(), 7);
+        assert_eq!(made[0].as_u128() >> 80, u128::try_from(now.as_millis()).unwrap());
     }
 }

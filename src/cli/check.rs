@@ -4,20 +4,26 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use super::{ConfigArgs, Exit, output};
+use crate::app;
 use crate::config::{self, Config, Env, ProviderKind};
 use crate::telemetry::printable;
 
 pub(super) fn check(args: &ConfigArgs, env: &Env, out: &mut (dyn Write + Send)) -> anyhow::Result<Exit> {
     match config::load(args.config.as_deref(), env) {
-        Ok(config) => {
-            output::print(out, &printable(&summary(&config)?, &['\n']))?;
-            Ok(Exit::SUCCESS)
-        }
-        Err(problems) => {
-            output::print(out, &format!("{}\n", printable(&problems.to_string(), &['\n'])))?;
-            Ok(Exit::FAILURE)
-        }
+        Ok(config) => match app::verify(&config, env) {
+            problems if problems.is_empty() => {
+                output::print(out, &printable(&summary(&config)?, &['\n']))?;
+                Ok(Exit::SUCCESS)
+            }
+            problems => bad(out, &problems.join("\n")),
+        },
+        Err(problems) => bad(out, &problems.to_string()),
     }
+}
+
+fn bad(out: &mut (dyn Write + Send), problems: &str) -> anyhow::Result<Exit> {
+    output::print(out, &format!("{}\n", printable(problems, &['\n'])))?;
+    Ok(Exit::FAILURE)
 }
 
 /// What the settings come to.
@@ -86,5 +92,25 @@ mod tests {
             environment variable HAMES_LOG__LEVEL: log.level: \"lo\\u{1b}ud\" is not a level; expected error, warn, \
             info, debug or trace, or directives such as `info,hames::run=debug`\n";
         assert_eq!(checked(None, &env), (1, expected.to_owned()));
+    }
+
+    #[test]
+    fn names_that_lead_nowhere_are_found_without_starting() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("hames.toml");
+        let settings = "[agents.one]\nmodel = \"demo/script\"\ntools = [\"raed_file\"]\n\
+            [agents.two]\nmodel = \"demo/script\"\ntools = [\"no*thing\"]\n\
+            [providers.demo]\nkind = \"scripted\"\n";
+        std::fs::write(&file, settings).unwrap();
+        let (code, printed) = checked(file.to_str(), &Env::default());
+        assert_eq!(code, 1);
+        for part in ["agents.one.tools: no tool is named `raed_file`; did you mean `read_file`?", "agents.two.tools:"] {
+            assert!(printed.contains(part), "{printed}");
+        }
+        let settings = "[agents.one]\nmodel = \"demo/script\"\n[providers.demo]\nkind = \"scripted\"\n\
+            [commands.test]\nexecutable = \"no-such-program\"\n";
+        std::fs::write(&file, settings).unwrap();
+        let (code, printed) = checked(file.to_str(), &Env::from_iter([("PATH", "/usr/bin")]));
+        assert!(code == 1 && printed.contains("commands.test") && printed.contains("no-such-program"), "{printed}");
     }
 }

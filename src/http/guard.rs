@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use super::problem::{Problem, ProblemCode, shown};
 use super::state::HttpState;
-use crate::time::{Clock, new_run_id};
+use crate::time::{Clock, Ids};
 
 /// Most header lines of a request.
 pub(super) const MAX_HEADERS: usize = 100;
@@ -29,7 +29,7 @@ const MAX_REQUEST_ID: usize = 128;
 
 /// Gives the request its id and its span, and logs its end. The outermost layer.
 pub(super) async fn observe(State(state): State<HttpState>, request: Request, next: Next) -> Response {
-    let id = request_id(request.headers(), &*state.parts().clock);
+    let id = request_id(request.headers(), &*state.parts().clock, &state.parts().ids);
     // Only the route is logged, never the address: that is the caller's text.
     let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
     let method = request.method().clone();
@@ -52,7 +52,7 @@ pub(super) async fn observe(State(state): State<HttpState>, request: Request, ne
 }
 
 /// The caller's id when it is a plain one; else a new one.
-fn request_id(headers: &HeaderMap, clock: &dyn Clock) -> HeaderValue {
+fn request_id(headers: &HeaderMap, clock: &dyn Clock, ids: &Ids) -> HeaderValue {
     let is_plain = |value: &&HeaderValue| {
         let bytes = value.as_bytes();
         (1..=MAX_REQUEST_ID).contains(&bytes.len())
@@ -61,14 +61,9 @@ fn request_id(headers: &HeaderMap, clock: &dyn Clock) -> HeaderValue {
     if let Some(given) = headers.get(REQUEST_ID).filter(is_plain) {
         return given.clone();
     }
-    let fresh = new_run_id(clock.now()).map(|id| format!("req_{}", id.uuid().simple()));
-    match fresh.map(HeaderValue::try_from) {
-        Ok(Ok(id)) => id,
-        Ok(Err(_)) | Err(_) => {
-            tracing::error!("no request id can be made: the random source failed");
-            HeaderValue::from_static("req_unknown")
-        }
-    }
+    let fresh = HeaderValue::try_from(format!("req_{}", ids.next(clock.now()).simple()));
+    // Hexadecimal digits always fit a header.
+    fresh.unwrap_or(HeaderValue::from_static("req_unknown"))
 }
 
 /// Refuses requests that no handler should see.
@@ -257,7 +252,7 @@ mod tests {
         let clock = ManualClock::new(Timestamp::from_millis(0));
         let id = |given: &str| {
             let headers = HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_bytes(given.as_bytes()).unwrap())]);
-            request_id(&headers, &clock).to_str().unwrap().to_owned()
+            request_id(&headers, &clock, &Ids::default()).to_str().unwrap().to_owned()
         };
         assert_eq!(id("Abc-1_2.3:4"), "Abc-1_2.3:4");
         for bad in ["", "a b", "a\tb", "é", "a;b", "<x>", &"a".repeat(129)] {

@@ -10,7 +10,7 @@ use crate::config::ServerConfig;
 use crate::event::Streams;
 use crate::run::Supervisor;
 use crate::store::Store;
-use crate::time::Clock;
+use crate::time::{Clock, Ids};
 use crate::tool::registry::Registry;
 
 /// The two steps in which the server stops. Between them runs in progress come to rest.
@@ -38,8 +38,10 @@ pub struct HttpParts {
     pub providers: Vec<ProviderView>,
     /// Limits of requests; the address decides which hosts are taken.
     pub server: ServerConfig,
-    /// For the ids of requests.
+    /// The time of day.
     pub clock: Arc<dyn Clock>,
+    /// For the ids of requests.
+    pub ids: Arc<Ids>,
     /// When the server stops.
     pub stages: Stages,
 }

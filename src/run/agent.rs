@@ -73,26 +73,36 @@ pub enum AgentError {
 
 impl Agents {
     /// Resolves the names in the agents' settings.
+    ///
+    /// # Errors
+    /// Everything that cannot be used, not only the first.
     pub fn new(
         default: &str,
         agents: &BTreeMap<String, AgentConfig>,
         workspaces: &BTreeMap<String, WorkspaceConfig>,
         registry: &Registry,
         catalog: &Catalog,
-    ) -> Result<Self, AgentError> {
-        let workspaces = workspaces
-            .iter()
-            .map(|(name, config)| {
-                let workspace =
-                    Workspace::open(config).map_err(|source| AgentError::Open { name: name.clone(), source })?;
-                Ok((name.clone(), Arc::new(workspace)))
-            })
-            .collect::<Result<BTreeMap<_, _>, _>>()?;
-        let agents = agents
-            .iter()
-            .map(|(name, config)| Ok((name.clone(), resolve_agent(name, config, &workspaces, registry, catalog)?)))
-            .collect::<Result<BTreeMap<_, _>, _>>()?;
-        Ok(Self { default: default.to_owned(), agents, workspaces })
+    ) -> Result<Self, Vec<AgentError>> {
+        let mut errors = Vec::new();
+        let mut opened = BTreeMap::new();
+        for (name, config) in workspaces {
+            match Workspace::open(config) {
+                Ok(workspace) => drop(opened.insert(name.clone(), Arc::new(workspace))),
+                Err(source) => errors.push(AgentError::Open { name: name.clone(), source }),
+            }
+        }
+        let mut resolved = BTreeMap::new();
+        for (name, config) in agents {
+            match resolve_agent(name, config, workspaces, registry, catalog) {
+                Ok(agent) => drop(resolved.insert(name.clone(), agent)),
+                Err(error) => errors.push(error),
+            }
+        }
+        if errors.is_empty() {
+            Ok(Self { default: default.to_owned(), agents: resolved, workspaces: opened })
+        } else {
+            Err(errors)
+        }
     }
 
     /// An agent by name.
@@ -120,7 +130,7 @@ impl Agents {
 fn resolve_agent(
     name: &str,
     config: &AgentConfig,
-    workspaces: &BTreeMap<String, Arc<Workspace>>,
+    workspaces: &BTreeMap<String, WorkspaceConfig>,
     registry: &Registry,
     catalog: &Catalog,
 ) -> Result<Agent, AgentError> {

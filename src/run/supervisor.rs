@@ -27,7 +27,7 @@ use crate::domain::{
 use crate::event::Bus;
 use crate::provider::Catalog;
 use crate::store::{ClaimedRun, NewRun, Store, StoreError};
-use crate::time::{Clock, NoRandomness, new_run_id};
+use crate::time::{Clock, Ids};
 use crate::tool::registry::Registry;
 
 /// How many queued runs are claimed in one go.
@@ -51,6 +51,8 @@ pub struct Services {
     pub agents: Arc<Agents>,
     /// The time of day.
     pub clock: Arc<dyn Clock>,
+    /// The source of run ids.
+    pub ids: Arc<Ids>,
     /// Random numbers from 0 to 1, for the spread of retries.
     pub jitter: Box<dyn Fn() -> f64 + Send + Sync>,
     /// Scheduling.
@@ -176,7 +178,7 @@ impl Supervisor {
         }
         let place = inner.queue.enter().ok_or(CreateError::Overloaded { retry_after: OVERLOAD_RETRY_AFTER })?;
         let now = services.clock.now();
-        let id = new_run_id(now).map_err(|error: NoRandomness| CreateError::Internal(error.to_string()))?;
+        let id = RunId::new(services.ids.next(now));
         // A caller that goes away does not take the acceptance with it.
         let accepted = inner.tasks.spawn(Arc::clone(inner).accept(tenant.clone(), id, spec, place, now));
         match accepted.await {

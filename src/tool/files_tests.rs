@@ -1,3 +1,5 @@
+//! The file tools on real directories: results, refusals, bounds, and no way out of the workspace.
+
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;

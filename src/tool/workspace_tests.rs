@@ -1,3 +1,5 @@
+//! Paths that must not lead out, writes that are whole or not at all, and bounds.
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;

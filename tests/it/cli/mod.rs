@@ -33,6 +33,7 @@ fn whole(status: &str) -> Vec<Connection> {
 async fn check_accepts_the_example_and_names_every_problem() {
     let good = Program::new(["check", "--config", concat!(env!("CARGO_MANIFEST_DIR"), "/hames.example.toml")])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
         .finish()
         .await;
     assert_eq!((good.code, good.stderr.as_str()), (Some(0), ""));

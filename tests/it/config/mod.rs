@@ -97,7 +97,7 @@ fn entries_of_the_example_hold_the_defaults_of_their_kind() {
         [workspaces.repo]
         path = "."
         [commands.test]
-        executable = "cargo"
+        executable = "make"
         args = ["test"]
     "#;
     std::fs::write(&path, short).unwrap();

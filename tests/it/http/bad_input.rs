@@ -32,6 +32,10 @@ async fn a_bad_body_is_refused_with_its_place_and_creates_nothing() {
         ("unknown field", br#"{"input": "a", "agnet": "b"}"#.to_vec(), "invalid_request", "did you mean `agent`?"),
         ("later field", br#"{"input": "a", "thread": "t"}"#.to_vec(), "invalid_request", "$.thread: unknown field"),
         ("unknown agent", br#"{"input": "a", "agent": "nobody"}"#.to_vec(), "invalid_request", "$.agent"),
+        ("unknown model", br#"{"input": "a", "model": "stage/x"}"#.to_vec(), "invalid_request", "$.model"),
+        ("unknown tool", br#"{"input": "a", "tools": ["read_fiel"]}"#.to_vec(), "invalid_request", "$.tools[0]"),
+        ("unknown workspace", br#"{"input": "a", "workspace": "x"}"#.to_vec(), "invalid_request", "$.workspace"),
+        ("no messages", br#"{"input": []}"#.to_vec(), "invalid_request", "$.input"),
         (
             "wrong type",
             br#"{"input": "a", "limits": {"max_steps": "9"}}"#.to_vec(),

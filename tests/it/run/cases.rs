@@ -99,6 +99,7 @@ async fn play(case: &Case) -> Left {
         registry: Arc::new(registry),
         agents: Arc::new(agents.unwrap()),
         clock,
+        ids: Arc::default(),
         jitter: Box::new(|| 0.5),
         run: RunConfig { scratch_dir: directory.path().join("scratch"), ..RunConfig::default() },
         ceilings: CeilingConfig::default(),

@@ -1,6 +1,10 @@
 //! From acceptance to the end: what is stored, in which order, and what the model gets to see.
 
-use hames::domain::{Effect, EventKind, FailureClass, ModelFailure, OutcomeKind, RunStatusName};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hames::domain::{Effect, EventKind, FailureClass, ModelFailure, OutcomeKind, RunStatusName, Timestamp};
+use hames::time::{Clock, ManualClock};
 use hames::tool::ToolError;
 use serde_json::json;
 
@@ -99,7 +103,7 @@ async fn tool_failures_are_answers_the_model_can_repair() {
     }
     let text = |id: &str| results.iter().find(|(call_id, ..)| *call_id == id).unwrap().2;
     assert_eq!(text("a"), "try n = 3");
-    assert!(text("b").contains("There is no tool `nonsense`") && text("b").contains("`read_file`"), "{}", text("b"));
+    assert!(text("b").contains("No tool is named `nonsense`") && text("b").contains("read_file"), "{}", text("b"));
     assert!(text("c").contains("$.path"), "{}", text("c"));
     asked.answer("ok").await;
     assert_eq!(app.ended(run.id).await.status.name(), RunStatusName::Completed);
@@ -116,7 +120,7 @@ async fn a_failing_provider_is_tried_again_and_then_named() {
         assert_eq!((asked.request.step, asked.request.attempt), (1, attempt));
         asked.text(&format!("attempt {attempt}")).await;
         let failure = ModelFailure {
-            retry_after: Some(std::time::Duration::from_millis(1)),
+            retry_after: Some(Duration::from_millis(1)),
             ..ModelFailure::new(FailureClass::Unavailable, "503 from upstream")
         };
         asked.end(Err(failure)).await;
@@ -160,5 +164,33 @@ async fn panics_and_fatal_tools_end_their_own_run_only() {
     }
     held.answer("unharmed").await;
     assert_eq!(app.ended(bystander.id).await.status.name(), RunStatusName::Completed);
+    app.finish().await;
+}
+
+// rune-org/rune#417: the machine's clock steps back during a run.
+#[tokio::test]
+async fn a_clock_that_steps_back_makes_no_time_go_back() {
+    let (mut setup, model) = Setup::stage();
+    let (tool, mut calls) = stage_tool("look", Effect::ReadOnly, true);
+    let start = Timestamp::from_millis(1_796_000_000_000);
+    let clock = Arc::new(ManualClock::new(start));
+    setup.clock = Arc::clone(&clock) as Arc<dyn Clock>;
+    let app = setup.tool(tool).start().await;
+    let run = app.create(json!({})).await;
+    let asked = model.asked().await;
+    clock.advance(Duration::from_secs(1));
+    asked.call(vec![call("a", "look", json!({}))]).await;
+    let called = calls.recv().await.unwrap();
+    clock.set(Timestamp::from_millis(start.as_millis() - 10_000));
+    called.returns("seen");
+    model.asked().await.answer("done").await;
+    let ended = app.ended(run.id).await;
+    let events = app.events(run.id).await;
+    assert!(events.is_sorted_by_key(|event| event.time), "{events:?}");
+    let view = serde_json::to_value(hames::domain::RunView::from(&ended)).unwrap();
+    assert_eq!(view["finished_at"], start.plus(Duration::from_secs(1)).to_string());
+    // Measured, not computed from the times above.
+    let took = app.events_of(run.id, EventKind::RunEnd).await.pop().unwrap()["duration_ms"].as_u64().unwrap();
+    assert!(took < 60_000, "{took}");
     app.finish().await;
 }

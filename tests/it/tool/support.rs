@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hames::config::{CommandConfig, WorkspaceConfig};
-use hames::time::{SystemClock, new_run_id};
+use hames::domain::RunId;
+use hames::time::{Clock, Ids, SystemClock};
 use hames::tool::command::CommandTool;
 use hames::tool::supervise::SupervisorHost;
 use hames::tool::workspace::Workspace;
@@ -63,7 +64,7 @@ pub(crate) fn environment(pairs: &[(&str, &str)]) -> BTreeMap<OsString, OsString
 /// The context of a call in `directory`.
 pub(crate) fn context(directory: &Path, call_id: &str, notes: Arc<Notes>) -> ToolCtx {
     ToolCtx {
-        run: new_run_id(hames::time::Clock::now(&SystemClock)).unwrap(),
+        run: RunId::new(Ids::default().next(SystemClock.now())),
         call_id: call_id.to_owned(),
         workspace: Arc::new(Workspace::open(&WorkspaceConfig::at(directory.to_owned())).unwrap()),
         cancel: CancellationToken::new(),
@@ -110,7 +111,7 @@ pub(crate) fn without_duration(text: &str) -> String {
 
 /// A text that no other process has.
 pub(crate) fn unique(name: &str) -> String {
-    format!("{name}-{}", new_run_id(hames::time::Clock::now(&SystemClock)).unwrap())
+    format!("{name}-{}", Ids::default().next(SystemClock.now()))
 }
 
 /// Waits until a condition holds; panics with `what` when it never does.
