@@ -17,8 +17,15 @@ use super::workspace::Workspace;
 use super::{ProgressSink, Tool, ToolCtx, ToolError};
 use crate::domain::{Effect, OutcomeKind, RunId, ToolOutcome};
 
-/// How long a tool has to wind up after its token fired; then it is dropped, and has as long again to be gone.
-pub const GRACE: Duration = Duration::from_secs(1);
+/// How long a tool has to wind up after its token fired; then it is dropped. Enough for `run_command`, which ends a
+/// process tree politely in half a second.
+pub const WIND_UP: Duration = Duration::from_millis(700);
+
+/// How long a dropped tool may take to be gone. One that is not by then blocks its thread.
+pub const VANISH: Duration = Duration::from_millis(150);
+
+/// A stopped run has to have ended within a second, with what is to be stored after its calls.
+const _: () = assert!(WIND_UP.as_millis() + VANISH.as_millis() <= 850);
 
 /// A call that passed the registry's check.
 pub struct ReadyCall {
@@ -118,16 +125,17 @@ impl Stop {
     }
 }
 
-/// How a stopped call went.
-#[derive(Clone, Copy)]
-enum Departure {
-    /// It returned within the grace.
-    WoundUp,
+/// How a call went that did not wind up when it was told to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Abandoned {
     /// It was dropped.
     Dropped,
     /// It could not even be dropped: it blocks its thread.
     Stuck,
 }
+
+/// What became of a tool's own task; `None` never happens, since the set holds one task until it is joined.
+type Joined<T> = Option<Result<T, JoinError>>;
 
 async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
     let ReadyCall { id, tool, arguments } = call;
@@ -166,8 +174,8 @@ async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
         format!("the tool `{name}` panicked; the server's log has the details")
     };
     // What a tool returns after it was told to stop, or after its time, is refused: it may have stopped half-way.
-    let ended = |joined: Option<Result<Finished, JoinError>>, stop: Option<Stop>| {
-        let stopped = |stop: Stop| stopped_text(name.as_str(), effect, stop, Departure::WoundUp, timeout);
+    let ended = |joined: Joined<Finished>, stop: Option<Stop>| {
+        let stopped = |stop: Stop| stopped_text(name.as_str(), effect, stop, None, timeout);
         match joined {
             Some(Ok(finished)) => {
                 let late = if finished.told_to_stop {
@@ -191,7 +199,7 @@ async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
                 let (kind, text) = stop.map_or((OutcomeKind::Error, text), |stop| (stop.kind(), stopped(stop)));
                 executed(kind, text, Some(panicked(error)))
             }
-            // The set holds one task until it is joined, so this does not happen; it still is an outcome.
+            // This does not happen; it still is an outcome.
             None => executed(OutcomeKind::Error, format!("`{name}` gave no result."), None),
         }
     };
@@ -203,24 +211,30 @@ async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
     };
 
     cancel.cancel();
-    let departure = match tokio::time::timeout(GRACE, task.join_next()).await {
+    let abandoned = match see_off(&mut task).await {
         Ok(joined) => return ended(joined, Some(stop)),
-        Err(_) => {
-            task.abort_all();
-            match tokio::time::timeout(GRACE, task.join_next()).await {
-                Ok(_) => Departure::Dropped,
-                Err(_) => Departure::Stuck,
-            }
-        }
+        Err(abandoned) => abandoned,
     };
-    match departure {
-        Departure::WoundUp => {}
-        Departure::Dropped => tracing::warn!(tool = %name, call_id = id, "a tool ignored its stop and was dropped"),
-        Departure::Stuck => {
+    match abandoned {
+        Abandoned::Dropped => tracing::warn!(tool = %name, call_id = id, "a tool ignored its stop and was dropped"),
+        Abandoned::Stuck => {
             tracing::error!(tool = %name, call_id = id, "a tool blocks its thread and cannot be stopped")
         }
     }
-    executed(stop.kind(), stopped_text(name.as_str(), effect, stop, departure, timeout), None)
+    executed(stop.kind(), stopped_text(name.as_str(), effect, stop, Some(abandoned), timeout), None)
+}
+
+/// Waits for the end of a task that was told to stop, but never longer than [`WIND_UP`] and [`VANISH`] together.
+async fn see_off<T: Send + 'static>(task: &mut JoinSet<T>) -> Result<Joined<T>, Abandoned> {
+    if let Ok(joined) = tokio::time::timeout(WIND_UP, task.join_next()).await {
+        return Ok(joined);
+    }
+    task.abort_all();
+    match tokio::time::timeout(VANISH, task.join_next()).await {
+        // What it returned at the last moment is refused like any late result.
+        Ok(_) => Err(Abandoned::Dropped),
+        Err(_) => Err(Abandoned::Stuck),
+    }
 }
 
 fn fatal(result: &Result<String, ToolError>) -> Option<String> {
@@ -231,15 +245,15 @@ fn fatal(result: &Result<String, ToolError>) -> Option<String> {
 }
 
 /// What the model reads of a call that was stopped. It was running, and the text never says otherwise.
-fn stopped_text(name: &str, effect: Effect, stop: Stop, departure: Departure, timeout: Duration) -> String {
+fn stopped_text(name: &str, effect: Effect, stop: Stop, abandoned: Option<Abandoned>, timeout: Duration) -> String {
     let why = match stop {
         Stop::TimedOut => format!("`{name}` was running and did not finish within {} ms", timeout.as_millis()),
         Stop::Cancelled => format!("`{name}` was running when the run was stopped"),
     };
-    let how = match departure {
-        Departure::WoundUp => "it was told to stop and did",
-        Departure::Dropped => "it was told to stop, did not, and was abandoned",
-        Departure::Stuck => "it was told to stop, did not, and may still be running",
+    let how = match abandoned {
+        None => "it was told to stop and did",
+        Some(Abandoned::Dropped) => "it was told to stop, did not, and was abandoned",
+        Some(Abandoned::Stuck) => "it was told to stop, did not, and may still be running",
     };
     format!("{why}; {how}. Its result is lost. {}", effects_text(effect))
 }
