@@ -19,7 +19,7 @@ use crate::tool::Tool;
 use crate::tool::command::CommandTool;
 use crate::tool::files::file_tools;
 use crate::tool::registry::Registry;
-use crate::tool::supervise::SupervisorHost;
+use crate::tool::supervise::CommandHost;
 
 /// What the service takes from around it. A program that embeds hames, and a test, put in their own.
 pub struct Surroundings {
@@ -28,7 +28,7 @@ pub struct Surroundings {
     /// The time of day.
     pub clock: Arc<dyn Clock>,
     /// The program that supervises commands.
-    pub supervisor: SupervisorHost,
+    pub supervisor: CommandHost,
     /// Tools beside the configured ones.
     pub tools: Vec<Arc<dyn Tool>>,
     /// Providers beside the configured ones, by name.
@@ -41,7 +41,7 @@ impl Surroundings {
         Self {
             env,
             clock: Arc::new(SystemClock),
-            supervisor: SupervisorHost::this_program(),
+            supervisor: CommandHost::this_program(),
             tools: Vec::new(),
             providers: Vec::new(),
         }
@@ -150,7 +150,7 @@ pub fn verify(config: &Config, env: &Env) -> Vec<String> {
     let mut problems = Vec::new();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let catalog = build_catalog(config, &clock, Vec::new());
-    let registry = build_registry(config, env, SupervisorHost::this_program(), Vec::new());
+    let registry = build_registry(config, env, CommandHost::this_program(), Vec::new());
     if let (Ok(catalog), Ok(registry)) = (&catalog, &registry) {
         let errors = build_agents(config, registry, catalog).err().unwrap_or_default();
         problems.extend(errors.iter().map(ToString::to_string));
@@ -193,7 +193,7 @@ fn joined<E: ToString>(errors: &[E]) -> String {
 fn build_registry(
     config: &Config,
     env: &Env,
-    host: SupervisorHost,
+    host: CommandHost,
     tools: Vec<Arc<dyn Tool>>,
 ) -> anyhow::Result<Registry> {
     let commands =

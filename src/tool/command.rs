@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::capture::Captured;
 use super::session::{Ended, Session, Start};
-use super::supervise::{Report, SupervisorHost};
+use super::supervise::{CommandHost, Report};
 use super::{Tool, ToolCtx, ToolError};
 use crate::config::CommandConfig;
 use crate::domain::{Effect, ToolName, ToolSpec};
@@ -105,7 +105,7 @@ struct Preset {
 pub struct CommandTool {
     spec: ToolSpec,
     presets: BTreeMap<String, Preset>,
-    host: SupervisorHost,
+    host: CommandHost,
 }
 
 impl CommandTool {
@@ -119,7 +119,7 @@ impl CommandTool {
     pub fn new(
         presets: &BTreeMap<String, CommandConfig>,
         environment: &BTreeMap<OsString, OsString>,
-        host: SupervisorHost,
+        host: CommandHost,
     ) -> Result<Option<Self>, Vec<CommandError>> {
         let mut errors = Vec::new();
         let mut ready = BTreeMap::new();

@@ -12,7 +12,7 @@ fn environment(pairs: &[(&str, &str)]) -> BTreeMap<OsString, OsString> {
 
 fn tool(presets: &[(&str, CommandConfig)]) -> Result<Option<CommandTool>, Vec<CommandError>> {
     let presets = presets.iter().map(|(name, config)| ((*name).to_owned(), config.clone())).collect();
-    CommandTool::new(&presets, &environment(&[("PATH", "/usr/bin:/bin")]), SupervisorHost::this_program())
+    CommandTool::new(&presets, &environment(&[("PATH", "/usr/bin:/bin")]), CommandHost::this_program())
 }
 
 fn arguments(command: &str) -> Map<String, Value> {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::ToolCtx;
 use super::capture::{Capture, Captured, last_text};
-use super::supervise::{GRACE, Report, SupervisorHost};
+use super::supervise::{CommandHost, GRACE, Report};
 
 /// Bytes read at a time. Larger than a pipe, so one read empties it.
 const READ: usize = 64 * 1024;
@@ -40,7 +40,7 @@ const MAX_REPORT: usize = 64 * 1024;
 
 /// A command to start.
 pub(super) struct Start<'a> {
-    pub(super) host: &'a SupervisorHost,
+    pub(super) host: &'a CommandHost,
     /// Working directory.
     pub(super) directory: &'a Path,
     /// Absolute.

@@ -59,14 +59,14 @@ const REAP: Duration = Duration::from_secs(1);
 
 /// Which executable to run as the supervisor, and with which first argument.
 #[derive(Clone, Debug)]
-pub struct SupervisorHost {
+pub struct CommandHost {
     /// A program whose `main` calls [`run_if_requested`].
     pub executable: PathBuf,
     /// What makes it supervise.
     pub first_argument: OsString,
 }
 
-impl SupervisorHost {
+impl CommandHost {
     /// The running program itself, as it was started: also after its file was replaced by another version.
     pub fn this_program() -> Self {
         Self::program(THIS_PROGRAM)

@@ -15,7 +15,7 @@ use hames::shutdown::Shutdown;
 use hames::store::Store;
 use hames::time::{Clock, SystemClock};
 use hames::tool::Tool;
-use hames::tool::supervise::SupervisorHost;
+use hames::tool::supervise::CommandHost;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -105,7 +105,7 @@ impl Setup {
         let surroundings = Surroundings {
             env: self.env.clone(),
             clock: Arc::clone(&self.clock),
-            supervisor: SupervisorHost::program(env!("CARGO_BIN_EXE_hames")),
+            supervisor: CommandHost::program(env!("CARGO_BIN_EXE_hames")),
             tools: self.tools.clone(),
             providers: self.providers.clone(),
         };

@@ -8,7 +8,7 @@ use futures_util::poll;
 use hames::config::CommandConfig;
 use hames::tool::Tool;
 use hames::tool::command::CommandTool;
-use hames::tool::supervise::SupervisorHost;
+use hames::tool::supervise::CommandHost;
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde_json::{Map, json};
 
@@ -177,7 +177,7 @@ async fn what_cannot_start_is_told_apart() {
     std::fs::create_dir(&path).unwrap();
 
     let presets = BTreeMap::from([("it".to_owned(), script("exit 0"))]);
-    let tool = CommandTool::new(&presets, &environment(&[]), SupervisorHost::program("/no/such/hames"));
+    let tool = CommandTool::new(&presets, &environment(&[]), CommandHost::program("/no/such/hames"));
     let arguments = Map::from_iter([("command".to_owned(), json!("it"))]);
     assert_eq!(
         failure(tool.unwrap().unwrap().call(&bench.ctx, &arguments).await),

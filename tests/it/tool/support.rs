@@ -10,7 +10,7 @@ use hames::config::{CommandConfig, WorkspaceConfig};
 use hames::domain::RunId;
 use hames::time::{Clock, Ids, SystemClock};
 use hames::tool::command::CommandTool;
-use hames::tool::supervise::SupervisorHost;
+use hames::tool::supervise::CommandHost;
 use hames::tool::workspace::Workspace;
 use hames::tool::{ProgressSink, Tool, ToolCtx, ToolError};
 use rustix::process::{Pid, Signal, kill_process};
@@ -51,8 +51,8 @@ pub(crate) fn preset(executable: &str, args: &[&str]) -> CommandConfig {
 }
 
 /// The program under test as supervisor.
-pub(crate) fn host() -> SupervisorHost {
-    SupervisorHost::program(env!("CARGO_BIN_EXE_hames"))
+pub(crate) fn host() -> CommandHost {
+    CommandHost::program(env!("CARGO_BIN_EXE_hames"))
 }
 
 /// An environment of a server.
