@@ -100,6 +100,13 @@ struct Preset {
     environment: BTreeMap<OsString, OsString>,
 }
 
+/// Whether a command did what it is for.
+#[derive(Clone, Copy)]
+enum Verdict {
+    Success,
+    Failure,
+}
+
 /// The tool `run_command`.
 #[derive(Debug)]
 pub struct CommandTool {
@@ -346,33 +353,52 @@ impl Tool for CommandTool {
         let (ended, stdout, stderr) = session.run(ctx, preset.timeout).await;
         let duration = started.elapsed();
         tracing::debug!(run = %ctx.run, call = ctx.call_id, command = name, ?ended, ?duration, "a command ended");
-        let (status, left_behind) = match ended {
-            Ended::Reported(Report::Exited { code, left_behind }) => (format!("exit code: {code}"), left_behind),
+        let (verdict, status, left_behind) = match ended {
+            Ended::Reported(Report::Exited { code: 0, left_behind }) => {
+                (Verdict::Success, "exit code: 0".to_owned(), left_behind)
+            }
+            Ended::Reported(Report::Exited { code, left_behind }) => {
+                (Verdict::Failure, format!("exit code: {code}"), left_behind)
+            }
             Ended::Reported(Report::Signalled { signal, left_behind }) => {
                 let signal_name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
-                (format!("killed by signal: {signal} ({signal_name})"), left_behind)
+                (Verdict::Failure, format!("killed by signal: {signal} ({signal_name})"), left_behind)
             }
             Ended::Reported(Report::NotStarted { reason }) => {
                 return Err(ToolError::Respond(format!("`{name}` did not run: {reason}")));
             }
             Ended::Reported(Report::Failed { reason }) => {
                 tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, reason, "a supervisor failed");
-                (format!("killed, because its supervision failed: {reason}"), 0)
+                (Verdict::Failure, format!("killed, because its supervision failed: {reason}"), 0)
             }
-            Ended::TimedOut => (format!("timed out after {} ms and was killed", preset.timeout.as_millis()), 0),
-            Ended::Cancelled => ("cancelled: it was started, and killed before it was done".to_owned(), 0),
+            Ended::TimedOut => {
+                (Verdict::Failure, format!("timed out after {} ms and was killed", preset.timeout.as_millis()), 0)
+            }
+            Ended::Cancelled => {
+                (Verdict::Failure, "cancelled: it was started, and killed before it was done".to_owned(), 0)
+            }
             Ended::Lost => {
                 tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, "a supervisor died");
-                ("outcome unknown: its supervisor process died, and the command with it".to_owned(), 0)
+                (
+                    Verdict::Failure,
+                    "outcome unknown: its supervisor process died, and the command with it".to_owned(),
+                    0,
+                )
             }
             Ended::Stuck => {
                 tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, "a command cannot be killed");
-                ("could not be stopped: it was killed, and some of its processes do not end".to_owned(), 0)
+                (
+                    Verdict::Failure,
+                    "could not be stopped: it was killed, and some of its processes do not end".to_owned(),
+                    0,
+                )
             }
         };
-        let is_success = status == "exit code: 0";
         let text = render(&status, duration, left_behind, &stdout, &stderr);
-        if is_success { Ok(text) } else { Err(ToolError::Respond(text)) }
+        match verdict {
+            Verdict::Success => Ok(text),
+            Verdict::Failure => Err(ToolError::Respond(text)),
+        }
     }
 }
 
