@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::capture::Captured;
 use super::session::{Ended, Session, Start};
 use super::supervise::{CommandHost, Report};
-use super::{Tool, ToolCtx, ToolError};
+use super::{Tool, ToolCtx, ToolError, time_to_return};
 use crate::config::CommandConfig;
 use crate::domain::{Effect, ToolName, ToolSpec};
 
@@ -98,6 +98,44 @@ struct Preset {
     max_output_bytes: usize,
     /// The whole environment but for the variables that name the run, the call and the workspace.
     environment: BTreeMap<OsString, OsString>,
+}
+
+/// How long a command may take, and why no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    /// Its own timeout.
+    Command(Duration),
+    /// The time of the call is nearly over.
+    Call {
+        /// The part of it that the command may use.
+        time: Duration,
+        /// All of it.
+        call: Duration,
+    },
+}
+
+impl Limit {
+    /// The smaller of a command's own timeout and what the call leaves it.
+    fn of(command: Duration, call: Duration) -> Self {
+        let time = time_to_return(call);
+        if command <= time { Self::Command(command) } else { Self::Call { time, call } }
+    }
+
+    const fn time(self) -> Duration {
+        match self {
+            Self::Command(time) | Self::Call { time, .. } => time,
+        }
+    }
+
+    fn timed_out(self) -> String {
+        let text = format!("timed out after {} ms and was killed", self.time().as_millis());
+        match self {
+            Self::Command(_) => text,
+            Self::Call { call, .. } => {
+                format!("{text}: a tool call of this run may take {} ms in all", call.as_millis())
+            }
+        }
+    }
 }
 
 /// Whether a command did what it is for.
@@ -277,7 +315,8 @@ fn describe(configs: &BTreeMap<String, CommandConfig>, presets: &BTreeMap<String
         such as ␀ and ␛, bytes that are not UTF-8 as \u{fffd}.\n\
         \n\
         A command that exceeds its timeout is stopped with everything it has started: SIGTERM, then SIGKILL half a second \
-        later. Processes that a command leaves in the background when it ends are stopped the same way, so nothing can \
+        later. The timeout is the one named below, or a little less than the time this run allows for one tool call if \
+        that is shorter; the first line of the result then says so. Processes that a command leaves in the background when it ends are stopped the same way, so nothing can \
         be kept running from one call to the next.\n\
         \n\
         Commands:"
@@ -345,12 +384,13 @@ impl Tool for CommandTool {
             environment: preset.environment(ctx),
             max_output_bytes: preset.max_output_bytes,
         };
+        let limit = Limit::of(preset.timeout, ctx.timeout);
         let started = Instant::now();
         let session = Session::start(start).map_err(|error| {
             tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, %error, "a command could not be started");
             ToolError::Respond(format!("`{name}` did not run: {error}"))
         })?;
-        let (ended, stdout, stderr) = session.run(ctx, preset.timeout).await;
+        let (ended, stdout, stderr) = session.run(ctx, limit.time()).await;
         let duration = started.elapsed();
         tracing::debug!(run = %ctx.run, call = ctx.call_id, command = name, ?ended, ?duration, "a command ended");
         let (verdict, status, left_behind) = match ended {
@@ -371,9 +411,7 @@ impl Tool for CommandTool {
                 tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, reason, "a supervisor failed");
                 (Verdict::Failure, format!("killed, because its supervision failed: {reason}"), 0)
             }
-            Ended::TimedOut => {
-                (Verdict::Failure, format!("timed out after {} ms and was killed", preset.timeout.as_millis()), 0)
-            }
+            Ended::TimedOut => (Verdict::Failure, limit.timed_out(), 0),
             Ended::Cancelled => {
                 (Verdict::Failure, "cancelled: it was started, and killed before it was done".to_owned(), 0)
             }

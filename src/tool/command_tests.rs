@@ -90,6 +90,26 @@ fn programs_are_not_looked_up_in_the_workspace() {
 }
 
 #[test]
+fn a_command_ends_before_the_call_does() {
+    let ms = Duration::from_millis;
+    for (command, call, expected) in [
+        (60_000, 30_000, Limit::Call { time: ms(29_000), call: ms(30_000) }),
+        (29_000, 30_000, Limit::Command(ms(29_000))),
+        (29_001, 30_000, Limit::Call { time: ms(29_000), call: ms(30_000) }),
+        (60_000, 1_000, Limit::Call { time: ms(800), call: ms(1_000) }),
+        (60_000, 1, Limit::Call { time: Duration::from_micros(800), call: ms(1) }),
+    ] {
+        assert_eq!(Limit::of(ms(command), ms(call)), expected, "{command} {call}");
+    }
+    assert_eq!(Limit::of(ms(5), Duration::MAX), Limit::Command(ms(5)));
+    assert_eq!(Limit::of(ms(5), ms(10)).timed_out(), "timed out after 5 ms and was killed");
+    assert_eq!(
+        Limit::of(ms(60_000), ms(30_000)).timed_out(),
+        "timed out after 29000 ms and was killed: a tool call of this run may take 30000 ms in all"
+    );
+}
+
+#[test]
 fn the_result_has_its_fixed_form() {
     let stdout = Captured { text: "a\n".to_owned(), total: 9, left_out: 7, invalid: 0, controls: 0 };
     let stderr = Captured { text: "b".to_owned(), total: 1, left_out: 0, invalid: 2, controls: 3 };

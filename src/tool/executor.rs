@@ -156,6 +156,7 @@ async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
         run: ctx.run,
         call_id: id.clone(),
         workspace: ctx.workspace,
+        timeout,
         cancel: cancel.clone(),
         progress: ctx.progress,
     };

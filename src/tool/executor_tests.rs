@@ -189,6 +189,15 @@ async fn a_result_at_the_last_moment_counts_and_one_after_it_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_tool_knows_its_time_and_can_end_itself_before() {
+    let group = Group::new().call("a", Effect::ReadOnly, |ctx: ToolCtx| async move {
+        sleep(ctx.timeout - Duration::from_millis(1)).await;
+        Ok("what there is so far".to_owned())
+    });
+    assert_eq!(all(group.start()).await, [executed("a", OutcomeKind::Result, "what there is so far", 29_999)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_clock_runs_while_nobody_asks() {
     let told = Arc::new(Notify::new());
     let group = Group::new().call("a", Effect::SideEffect, {

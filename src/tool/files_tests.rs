@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -31,6 +32,7 @@ impl Tools {
             run: RunId::new(uuid::Uuid::nil()),
             call_id: "call".to_owned(),
             workspace: Arc::new(workspace),
+            timeout: Duration::MAX,
             cancel: CancellationToken::new(),
             progress: Arc::new(NoProgress),
         };
@@ -319,6 +321,18 @@ async fn search_says_what_is_wrong_and_what_it_left_out() {
     assert!(tools.err("search_files", json!({"pattern": "x", "path": "none"})).await.contains("does not exist"));
     tools.ctx.cancel.cancel();
     assert!(tools.err("search_files", json!({"pattern": "x"})).await.contains("stopped before it was finished"));
+}
+
+#[tokio::test]
+async fn a_search_ends_before_its_call_does() {
+    let mut tools = Tools::new();
+    tools.put("a", "needle\n");
+    tools.ctx.timeout = Duration::ZERO;
+    assert_eq!(
+        tools.ok("search_files", json!({"pattern": "needle"})).await,
+        "[0 matches in 0 files searched; stopped after 0 ms, as the time of the call is nearly over, there may be \
+         more: narrow the pattern, the glob or the path]\n"
+    );
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ pub mod workspace;
 pub use registry::Registry;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value};
@@ -57,10 +58,19 @@ pub struct ToolCtx {
     pub call_id: String,
     /// The files the run may touch.
     pub workspace: Arc<workspace::Workspace>,
+    /// Most time for the call, from its start. One that is not over by then is stopped, and what it returns after
+    /// that is refused: a tool with something to tell ends itself before.
+    pub timeout: Duration,
     /// Fires when the call has to stop.
     pub cancel: CancellationToken,
     /// Where to tell what is going on.
     pub progress: Arc<dyn ProgressSink>,
+}
+
+/// When a tool that has something to tell stops its work, in a call of `timeout`: a second before the end, or a fifth
+/// of the time if that is less.
+fn time_to_return(timeout: Duration) -> Duration {
+    timeout.saturating_sub(Duration::from_secs(1)).max(timeout / 5 * 4)
 }
 
 /// Takes live notes of running calls. Never blocks; notes may be merged or left out.

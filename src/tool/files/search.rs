@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::super::text::shown;
+use super::super::time_to_return;
 use super::super::workspace::{Found, Kind};
 use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec};
 use crate::domain::{Effect, ToolSpec};
@@ -48,7 +49,7 @@ search, the whole workspace when absent. `glob` limits the files: without a slas
 
 The last line, in square brackets, says what was searched and what was left out: binary files, files over 8 MiB, what \
 cannot be read. `.git` is searched only when `path` leads into it, and symbolic links are not followed. It stops after \
-100 matches, 512 MiB or 20 seconds and says so; then narrow the pattern, the glob or the path. It fails for a pattern or \
+100 matches, 512 MiB or 20 seconds, or when the time of the call is nearly over, and says so; then narrow the pattern, the glob or the path. It fails for a pattern or \
 glob that cannot be read, and for a `path` that does not exist or leads out of the workspace. To see more around a match \
 use read_file with `start_line`.";
 
@@ -186,6 +187,7 @@ enum Stop {
 struct Search<'a> {
     ctx: &'a ToolCtx,
     query: Query,
+    time: Duration,
     until: Instant,
     text: String,
     matches: usize,
@@ -198,10 +200,13 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     fn new(ctx: &'a ToolCtx, query: Query) -> Self {
+        // A search that outlasts its call would lose what it has found.
+        let time = MAX_TIME.min(time_to_return(ctx.timeout));
         Self {
             ctx,
             query,
-            until: Instant::now() + MAX_TIME,
+            time,
+            until: Instant::now() + time,
             text: String::new(),
             matches: 0,
             searched: 0,
@@ -337,11 +342,14 @@ impl<'a> Search<'a> {
         }
         let why = match stop {
             None => None,
-            Some(Stop::Matches) => Some("at the most matches of one search"),
-            Some(Stop::Bytes) => Some("after 512 MiB"),
-            Some(Stop::Time) => Some("after 20 seconds"),
-            Some(Stop::Entries) => Some("after 200000 files and directories"),
-            Some(Stop::Cancelled) => Some("because the call was cancelled"),
+            Some(Stop::Matches) => Some("at the most matches of one search".to_owned()),
+            Some(Stop::Bytes) => Some("after 512 MiB".to_owned()),
+            Some(Stop::Time) if self.time == MAX_TIME => Some("after 20 seconds".to_owned()),
+            Some(Stop::Time) => {
+                Some(format!("after {} ms, as the time of the call is nearly over", self.time.as_millis()))
+            }
+            Some(Stop::Entries) => Some("after 200000 files and directories".to_owned()),
+            Some(Stop::Cancelled) => Some("because the call was cancelled".to_owned()),
         };
         if let Some(why) = why {
             notes.push(format!("stopped {why}, there may be more: narrow the pattern, the glob or the path"));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::poll;
 use hames::config::CommandConfig;
@@ -118,6 +119,18 @@ async fn a_flood_holds_up_neither_its_timeout_nor_other_calls_nor_the_notes() {
     let notes = flood.notes.0.lock().unwrap();
     assert!((1..=duration as usize / 300 + 2).contains(&notes.len()), "{} notes in {duration} ms", notes.len());
     assert!(notes.iter().all(|note| (1..=1024).contains(&note.len()) && note.ends_with("y\n")));
+}
+
+/// The default timeout of a command is longer than that of a call; what it printed must not be lost for that.
+#[tokio::test]
+async fn a_command_that_would_outlast_its_call_returns_what_it_printed() {
+    let mut bench = Bench::new(script("echo so far; exec sleep 1000"));
+    bench.ctx.timeout = Duration::from_millis(2_000);
+    assert_eq!(
+        without_duration(&failure(bench.run().await)),
+        "timed out after 1600 ms and was killed: a tool call of this run may take 2000 ms in all\nstdout: 7 bytes\n\
+         stderr: 0 bytes\n--- stdout ---\nso far\n--- stderr ---\n"
+    );
 }
 
 /// Kind of nix-community/colmena#75.

@@ -67,6 +67,7 @@ pub(crate) fn context(directory: &Path, call_id: &str, notes: Arc<Notes>) -> Too
         run: RunId::new(Ids::default().next(SystemClock.now())),
         call_id: call_id.to_owned(),
         workspace: Arc::new(Workspace::open(&WorkspaceConfig::at(directory.to_owned())).unwrap()),
+        timeout: Duration::from_secs(3_600),
         cancel: CancellationToken::new(),
         progress: notes,
     }
