@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use super::utf8::{cut_end, cut_start};
+
 /// What came out of one stream so far: its first and last bytes.
 #[derive(Debug)]
 pub(super) struct Capture {
@@ -109,21 +111,14 @@ pub(super) fn last_text(bytes: &[u8], limit: usize) -> String {
     shown.text.split_off(from)
 }
 
-/// Drops the first bytes of a character whose rest was cut off.
+/// Without the start of a character whose rest was cut off.
 fn without_cut_end(bytes: &[u8]) -> &[u8] {
-    match bytes.utf8_chunks().last() {
-        // Short and at the very end, and the start of something: only then can it be a cut character.
-        Some(chunk) if std::str::from_utf8(chunk.invalid()).is_err_and(|error| error.error_len().is_none()) => {
-            bytes.get(..bytes.len() - chunk.invalid().len()).unwrap_or_default()
-        }
-        Some(_) | None => bytes,
-    }
+    bytes.get(..bytes.len() - cut_end(bytes)).unwrap_or_default()
 }
 
-/// Drops the last bytes of a character whose start was cut off: at most three continuation bytes.
+/// Without the rest of a character whose start was cut off.
 fn without_cut_start(bytes: &[u8]) -> &[u8] {
-    let cut = bytes.iter().take(3).take_while(|&&byte| byte & 0b1100_0000 == 0b1000_0000).count();
-    bytes.get(cut..).unwrap_or_default()
+    bytes.get(cut_start(bytes)..).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod schema;
 mod session;
 pub mod supervise;
 mod text;
+mod utf8;
 pub mod workspace;
 
 pub use registry::Registry;

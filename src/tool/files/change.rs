@@ -1,14 +1,15 @@
 //! write_file and edit_file: whole files and exact replacements.
 
-use async_trait::async_trait;
+use std::sync::Arc;
+
 use memchr::memmem;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use super::super::text::shown;
-use super::super::workspace::Replaced;
-use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec};
-use crate::domain::{Effect, ToolSpec};
+use super::super::workspace::{Replaced, shown_path};
+use super::{Tool, ToolCtx, ToolError, built_in, count};
+use crate::domain::Effect;
 
 /// Most places counted.
 const MAX_FOUND: usize = 1_000;
@@ -44,21 +45,17 @@ size limit, paths that lead out of the workspace, directories, symbolic links, p
 changes the file at the same time. To create a file or replace all of it use write_file.";
 
 /// The tool that writes whole files. Writing the same content again changes nothing more, so it may be repeated.
-pub(super) struct WriteFile(ToolSpec);
-
-impl WriteFile {
-    pub(super) fn new() -> Self {
-        let parameters = json!({
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "The file, relative to the workspace: `notes/today.md`."},
-                "content": {"type": "string", "description": "All of the file."}
-            },
-            "required": ["path", "content"],
-            "additionalProperties": false
-        });
-        Self(spec("write_file", WRITE_DESCRIPTION, parameters))
-    }
+pub(super) fn write_file() -> Arc<dyn Tool> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "The file, relative to the workspace: `notes/today.md`."},
+            "content": {"type": "string", "description": "All of the file."}
+        },
+        "required": ["path", "content"],
+        "additionalProperties": false
+    });
+    built_in("write_file", WRITE_DESCRIPTION, parameters, Effect::Idempotent, write)
 }
 
 #[derive(Deserialize)]
@@ -67,48 +64,29 @@ struct WriteArgs {
     content: String,
 }
 
-#[async_trait]
-impl Tool for WriteFile {
-    fn spec(&self) -> &ToolSpec {
-        &self.0
-    }
-
-    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
-        Effect::Idempotent
-    }
-
-    async fn call(&self, ctx: &ToolCtx, given: &Map<String, Value>) -> Result<String, ToolError> {
-        let args: WriteArgs = arguments(given)?;
-        blocking(ctx, move |ctx| {
-            let Replaced { before } = ctx.workspace.write(&args.path, args.content.as_bytes(), &ctx.cancel)?;
-            let (path, size) = (shown(&args.path, 200), args.content.len());
-            let lines = count(args.content.lines().count(), "line");
-            Ok(match before {
-                None => format!("Created `{path}`: {size} bytes, {lines}."),
-                Some(before) => format!("Replaced `{path}`: {size} bytes, {lines}; it had {before} bytes before."),
-            })
-        })
-        .await
-    }
+fn write(ctx: &ToolCtx, args: WriteArgs) -> Result<String, ToolError> {
+    let Replaced { before } = ctx.workspace.write(&args.path, args.content.as_bytes(), &ctx.cancel)?;
+    let (path, size) = (shown_path(&args.path), args.content.len());
+    let lines = count(args.content.lines().count(), "line");
+    Ok(match before {
+        None => format!("Created `{path}`: {size} bytes, {lines}."),
+        Some(before) => format!("Replaced `{path}`: {size} bytes, {lines}; it had {before} bytes before."),
+    })
 }
 
 /// The tool that replaces a text in a file. A repeat could hit another place, so it is never repeated by itself.
-pub(super) struct EditFile(ToolSpec);
-
-impl EditFile {
-    pub(super) fn new() -> Self {
-        let parameters = json!({
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "The file, relative to the workspace: `src/main.rs`."},
-                "old_text": {"type": "string", "minLength": 1, "description": "What is in the file exactly once."},
-                "new_text": {"type": "string", "description": "What takes its place."}
-            },
-            "required": ["path", "old_text", "new_text"],
-            "additionalProperties": false
-        });
-        Self(spec("edit_file", EDIT_DESCRIPTION, parameters))
-    }
+pub(super) fn edit_file() -> Arc<dyn Tool> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "The file, relative to the workspace: `src/main.rs`."},
+            "old_text": {"type": "string", "minLength": 1, "description": "What is in the file exactly once."},
+            "new_text": {"type": "string", "description": "What takes its place."}
+        },
+        "required": ["path", "old_text", "new_text"],
+        "additionalProperties": false
+    });
+    built_in("edit_file", EDIT_DESCRIPTION, parameters, Effect::SideEffect, edit)
 }
 
 #[derive(Deserialize)]
@@ -118,29 +96,16 @@ struct EditArgs {
     new_text: String,
 }
 
-#[async_trait]
-impl Tool for EditFile {
-    fn spec(&self) -> &ToolSpec {
-        &self.0
+fn edit(ctx: &ToolCtx, args: EditArgs) -> Result<String, ToolError> {
+    if args.old_text == args.new_text {
+        return Err(ToolError::Respond("`old_text` and `new_text` are the same; nothing was changed.".to_owned()));
     }
-
-    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
-        Effect::SideEffect
-    }
-
-    async fn call(&self, ctx: &ToolCtx, given: &Map<String, Value>) -> Result<String, ToolError> {
-        let args: EditArgs = arguments(given)?;
-        if args.old_text == args.new_text {
-            return Err(ToolError::Respond("`old_text` and `new_text` are the same; nothing was changed.".to_owned()));
-        }
-        blocking(ctx, move |ctx| ctx.workspace.edit(&args.path, &ctx.cancel, |content| replace_once(&args, content)))
-            .await
-    }
+    ctx.workspace.edit(&args.path, &ctx.cancel, |content| replace_once(&args, content))
 }
 
 /// The changed content and what to tell, or why nothing was changed. Bytes that are not UTF-8 stay as they are.
 fn replace_once(args: &EditArgs, content: Vec<u8>) -> Result<(Vec<u8>, String), ToolError> {
-    let path = shown(&args.path, 200);
+    let path = shown_path(&args.path);
     let (old, new) = (args.old_text.as_bytes(), args.new_text.as_bytes());
     let places = find_all(&content, old);
     let [at] = places.as_slice() else {

@@ -1,13 +1,14 @@
 //! list_dir: what a directory holds.
 
-use async_trait::async_trait;
+use std::sync::Arc;
+
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use super::super::text::shown;
-use super::super::workspace::{Entry, Kind};
-use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec};
-use crate::domain::{Effect, ToolSpec};
+use super::super::workspace::{Entry, Kind, shown_path};
+use super::{Tool, ToolCtx, ToolError, built_in, count, here};
+use crate::domain::Effect;
 
 /// Most entries of one call.
 const MAX_ENTRIES: usize = 200;
@@ -24,20 +25,16 @@ on with `after`. It fails for files (use read_file), for paths that do not exist
 workspace. To find files anywhere below a directory use search_files.";
 
 /// The tool.
-pub(super) struct ListDir(ToolSpec);
-
-impl ListDir {
-    pub(super) fn new() -> Self {
-        let parameters = json!({
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "The directory, relative to the workspace; `.` when absent."},
-                "after": {"type": "string", "description": "Show only names that sort after this one."}
-            },
-            "additionalProperties": false
-        });
-        Self(spec("list_dir", DESCRIPTION, parameters))
-    }
+pub(super) fn tool() -> Arc<dyn Tool> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "The directory, relative to the workspace; `.` when absent."},
+            "after": {"type": "string", "description": "Show only names that sort after this one."}
+        },
+        "additionalProperties": false
+    });
+    built_in("list_dir", DESCRIPTION, parameters, Effect::ReadOnly, list)
 }
 
 #[derive(Deserialize)]
@@ -48,29 +45,9 @@ struct Args {
     after: String,
 }
 
-fn here() -> String {
-    ".".to_owned()
-}
-
-#[async_trait]
-impl Tool for ListDir {
-    fn spec(&self) -> &ToolSpec {
-        &self.0
-    }
-
-    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
-        Effect::ReadOnly
-    }
-
-    async fn call(&self, ctx: &ToolCtx, given: &Map<String, Value>) -> Result<String, ToolError> {
-        let args: Args = arguments(given)?;
-        blocking(ctx, move |ctx| list(ctx, &args)).await
-    }
-}
-
-fn list(ctx: &ToolCtx, args: &Args) -> Result<String, ToolError> {
+fn list(ctx: &ToolCtx, args: Args) -> Result<String, ToolError> {
     let listing = ctx.workspace.list(&args.path, &args.after, MAX_ENTRIES)?;
-    let path = shown(&args.path, 200);
+    let path = shown_path(&args.path);
     let mut text = match (listing.entries.len(), args.after.is_empty()) {
         (0, true) => format!("[{path}: empty]\n"),
         (0, false) => format!("[{path}: nothing after `{}`]\n", shown(&args.after, MAX_NAME)),

@@ -7,23 +7,66 @@ mod search;
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize as _, Deserializer, de};
 use serde_json::{Map, Number, Value};
 
 use super::workspace::AccessError;
 use super::{Tool, ToolCtx, ToolError};
-use crate::domain::ToolSpec;
+use crate::domain::{Effect, ToolSpec};
 
 /// All file tools, those that write included: on a read-only workspace they refuse each call.
 pub fn file_tools() -> Vec<Arc<dyn Tool>> {
-    vec![
-        Arc::new(read::ReadFile::new()),
-        Arc::new(list::ListDir::new()),
-        Arc::new(search::SearchFiles::new()),
-        Arc::new(change::WriteFile::new()),
-        Arc::new(change::EditFile::new()),
-    ]
+    vec![read::tool(), list::tool(), search::tool(), change::write_file(), change::edit_file()]
+}
+
+/// How far a file is looked at to tell text from anything else, in bytes.
+const SNIFFED: usize = 8_192;
+
+/// A built-in tool: what the model is told, and work on a thread that may block.
+struct FileTool<A> {
+    spec: ToolSpec,
+    effect: Effect,
+    work: fn(&ToolCtx, A) -> Result<String, ToolError>,
+}
+
+#[async_trait]
+impl<A: DeserializeOwned + Send + 'static> Tool for FileTool<A> {
+    fn spec(&self) -> &ToolSpec {
+        &self.spec
+    }
+
+    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
+        self.effect
+    }
+
+    async fn call(&self, ctx: &ToolCtx, arguments: &Map<String, Value>) -> Result<String, ToolError> {
+        let args = A::deserialize(arguments)
+            .map_err(|error| ToolError::Respond(format!("The arguments cannot be read: {error}.")))?;
+        let (ctx, work) = (ctx.clone(), self.work);
+        match tokio::task::spawn_blocking(move || work(&ctx, args)).await {
+            Ok(result) => result,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(ToolError::Respond("The server is shutting down; nothing was done.".to_owned())),
+            },
+        }
+    }
+}
+
+/// Makes a built-in tool.
+#[expect(clippy::expect_used, reason = "the names are constants, and a test makes every tool")]
+fn built_in<A: DeserializeOwned + Send + 'static>(
+    name: &str,
+    description: &str,
+    parameters: Value,
+    effect: Effect,
+    work: fn(&ToolCtx, A) -> Result<String, ToolError>,
+) -> Arc<dyn Tool> {
+    let name = name.parse().expect("a built-in tool's name follows the rule");
+    let spec = ToolSpec { name, description: description.to_owned(), parameters };
+    Arc::new(FileTool { spec, effect, work })
 }
 
 impl From<AccessError> for ToolError {
@@ -36,16 +79,14 @@ impl From<AccessError> for ToolError {
     }
 }
 
-/// A spec of a built-in tool.
-#[expect(clippy::expect_used, reason = "the names are constants, and a test makes every tool")]
-fn spec(name: &str, description: &str, parameters: Value) -> ToolSpec {
-    let name = name.parse().expect("a built-in tool's name follows the rule");
-    ToolSpec { name, description: description.to_owned(), parameters }
+/// The path of a call that names none: the workspace itself.
+fn here() -> String {
+    ".".to_owned()
 }
 
-/// Reads checked arguments into their type.
-fn arguments<T: DeserializeOwned>(arguments: &Map<String, Value>) -> Result<T, ToolError> {
-    T::deserialize(arguments).map_err(|error| ToolError::Respond(format!("The arguments cannot be read: {error}.")))
+/// Whether a file that starts with these bytes is no text: it has a zero byte near its start.
+fn looks_binary(start: &[u8]) -> bool {
+    start.iter().take(SNIFFED).any(|byte| *byte == 0)
 }
 
 /// Reads a whole number as JSON Schema means it: `3.0` is one.
@@ -56,21 +97,6 @@ fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::E
         text.strip_suffix(".0").and_then(|whole| whole.parse().ok())
     });
     whole.map(Some).ok_or_else(|| de::Error::custom(format!("{number} is not a whole number from 0 to 2^64-1")))
-}
-
-/// Does file work on a thread that may block.
-async fn blocking<T: Send + 'static>(
-    ctx: &ToolCtx,
-    work: impl FnOnce(&ToolCtx) -> Result<T, ToolError> + Send + 'static,
-) -> Result<T, ToolError> {
-    let ctx = ctx.clone();
-    match tokio::task::spawn_blocking(move || work(&ctx)).await {
-        Ok(result) => result,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(ToolError::Respond("The server is shutting down; nothing was done.".to_owned())),
-        },
-    }
 }
 
 /// `1 line`, `2 lines`.

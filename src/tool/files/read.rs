@@ -1,16 +1,16 @@
 //! read_file: a text file, or a part of it.
 
 use std::io::{self, BufRead as _, BufReader, Read, Seek as _, SeekFrom};
+use std::sync::Arc;
 
-use async_trait::async_trait;
 use cap_std::fs::File;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
-use super::super::text::shown;
-use super::super::workspace::AccessError;
-use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec, whole};
-use crate::domain::{Effect, ToolSpec};
+use super::super::utf8::{cut_end, cut_start};
+use super::super::workspace::{AccessError, shown_path};
+use super::{SNIFFED, Tool, ToolCtx, ToolError, built_in, count, looks_binary, whole};
+use crate::domain::Effect;
 
 /// Most lines of one call.
 const MAX_LINES: u64 = 5_000;
@@ -20,8 +20,6 @@ const MAX_BYTES: u64 = 60_000;
 const DEFAULT_BYTES: u64 = 6_000;
 /// Largest file read by lines, since finding a line means reading everything before it.
 const MAX_SCANNED: u64 = 64 * 1024 * 1024;
-/// How far a file is looked at to tell text from anything else.
-const SNIFFED: u64 = 8_192;
 
 const DESCRIPTION: &str = "\
 Reads a text file of the workspace and returns its text unchanged, without line numbers.
@@ -37,24 +35,20 @@ start), for directories (use list_dir), pipes and devices, for paths that do not
 for lines of files over 64 MiB (use bytes). To find a place in a file or a file by its content use search_files.";
 
 /// The tool.
-pub(super) struct ReadFile(ToolSpec);
-
-impl ReadFile {
-    pub(super) fn new() -> Self {
-        let parameters = json!({
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "The file, relative to the workspace: `src/main.rs`."},
-                "start_line": {"type": "integer", "minimum": 1, "description": "First line to show; 1 when absent."},
-                "line_count": {"type": "integer", "minimum": 1, "maximum": MAX_LINES, "description": "How many lines."},
-                "start_byte": {"type": "integer", "minimum": 0, "description": "First byte to show, instead of lines."},
-                "byte_count": {"type": "integer", "minimum": 1, "maximum": MAX_BYTES, "description": "How many bytes."}
-            },
-            "required": ["path"],
-            "additionalProperties": false
-        });
-        Self(spec("read_file", DESCRIPTION, parameters))
-    }
+pub(super) fn tool() -> Arc<dyn Tool> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "The file, relative to the workspace: `src/main.rs`."},
+            "start_line": {"type": "integer", "minimum": 1, "description": "First line to show; 1 when absent."},
+            "line_count": {"type": "integer", "minimum": 1, "maximum": MAX_LINES, "description": "How many lines."},
+            "start_byte": {"type": "integer", "minimum": 0, "description": "First byte to show, instead of lines."},
+            "byte_count": {"type": "integer", "minimum": 1, "maximum": MAX_BYTES, "description": "How many bytes."}
+        },
+        "required": ["path"],
+        "additionalProperties": false
+    });
+    built_in("read_file", DESCRIPTION, parameters, Effect::ReadOnly, read)
 }
 
 #[derive(Deserialize)]
@@ -70,23 +64,7 @@ struct Args {
     byte_count: Option<u64>,
 }
 
-#[async_trait]
-impl Tool for ReadFile {
-    fn spec(&self) -> &ToolSpec {
-        &self.0
-    }
-
-    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
-        Effect::ReadOnly
-    }
-
-    async fn call(&self, ctx: &ToolCtx, given: &Map<String, Value>) -> Result<String, ToolError> {
-        let args: Args = arguments(given)?;
-        blocking(ctx, move |ctx| read(ctx, &args)).await
-    }
-}
-
-fn read(ctx: &ToolCtx, args: &Args) -> Result<String, ToolError> {
+fn read(ctx: &ToolCtx, args: Args) -> Result<String, ToolError> {
     let by_bytes = args.start_byte.is_some() || args.byte_count.is_some();
     if by_bytes && (args.start_line.is_some() || args.line_count.is_some()) {
         return Err(ToolError::Respond(
@@ -94,32 +72,32 @@ fn read(ctx: &ToolCtx, args: &Args) -> Result<String, ToolError> {
         ));
     }
     let (mut file, metadata) = ctx.workspace.file(&args.path)?;
-    let path = shown(&args.path, 200);
+    let path = shown_path(&args.path);
     let size = metadata.len();
-    let failed = |source| ToolError::from(AccessError::Io { path: shown(&args.path, 200), source });
-    if is_binary(&mut file).map_err(failed)? {
+    let failed = |source| ToolError::from(AccessError::Io { path: path.clone(), source });
+    if starts_binary(&mut file).map_err(failed)? {
         return Err(ToolError::Respond(format!(
             "`{path}` is a binary file of {size} bytes; read_file shows text only. Nothing here can show its content."
         )));
     }
     if by_bytes {
-        bytes(file, &path, size, args).map_err(failed)?
+        bytes(file, &path, size, &args).map_err(failed)?
     } else if size > MAX_SCANNED {
         Err(ToolError::Respond(format!(
             "`{path}` has {size} bytes, too many to count its lines. Read it by `start_byte` and `byte_count`, or find the \
              place with search_files."
         )))
     } else {
-        lines(ctx, file, &path, args).map_err(failed)?
+        lines(ctx, file, &path, &args).map_err(failed)?
     }
 }
 
 /// Looks at the start of a file and goes back to it.
-fn is_binary(file: &mut File) -> io::Result<bool> {
+fn starts_binary(file: &mut File) -> io::Result<bool> {
     let mut start = Vec::new();
-    file.by_ref().take(SNIFFED).read_to_end(&mut start)?;
+    file.by_ref().take(SNIFFED as u64).read_to_end(&mut start)?;
     file.seek(SeekFrom::Start(0))?;
-    Ok(start.contains(&0))
+    Ok(looks_binary(&start))
 }
 
 /// A part of a file by bytes, moved to the borders of characters.
@@ -135,11 +113,11 @@ fn bytes(mut file: File, path: &str, size: u64, args: &Args) -> io::Result<Resul
     let mut content = Vec::new();
     file.take(wanted).read_to_end(&mut content)?;
     // A range may begin inside a character: up to three bytes belong to the one before.
-    let skipped = if start == 0 { 0 } else { content.iter().take(3).take_while(|byte| **byte & 0xC0 == 0x80).count() };
+    let skipped = if start == 0 { 0 } else { cut_start(&content) };
     content.drain(..skipped);
     let from = start.saturating_add(length(skipped));
     if from.saturating_add(length(content.len())) < size {
-        let cut = incomplete_end(&content);
+        let cut = cut_end(&content);
         // Never so much that nothing is left and the reader stands still.
         if cut < content.len() {
             content.truncate(content.len() - cut);
@@ -152,24 +130,6 @@ fn bytes(mut file: File, path: &str, size: u64, args: &Args) -> io::Result<Resul
     }
     let header = format!("{path}: bytes {from} to {end} of {size}");
     Ok(Ok(present(&header, content, notes)))
-}
-
-/// How many bytes at the end are the beginning of a character.
-fn incomplete_end(content: &[u8]) -> usize {
-    match std::str::from_utf8(content) {
-        Ok(_) => 0,
-        Err(error) if error.error_len().is_none() => content.len() - error.valid_up_to(),
-        Err(_) => {
-            // Broken before; look at the last bytes alone.
-            let tail = content.len().saturating_sub(3);
-            (tail..content.len())
-                .find(|at| {
-                    let rest = content.get(*at..).unwrap_or_default();
-                    matches!(std::str::from_utf8(rest), Err(error) if error.error_len().is_none() && error.valid_up_to() == 0)
-                })
-                .map_or(0, |at| content.len() - at)
-        }
-    }
 }
 
 /// A part of a file by lines. Goes through the whole file, to say how many lines it has.
@@ -272,7 +232,7 @@ impl Part {
             self.cut = Some(Cut::At { line });
         } else {
             self.content.extend_from_slice(piece.get(..room).unwrap_or_default());
-            let cut = incomplete_end(&self.content);
+            let cut = cut_end(&self.content);
             self.content.truncate(self.content.len() - cut);
             self.cut = Some(Cut::Inside { line, byte: at + length(room) - length(cut) });
         }

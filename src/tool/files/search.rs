@@ -1,20 +1,20 @@
 //! search_files: lines that match, in many files.
 
 use std::io::Read as _;
+use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use globset::{GlobBuilder, GlobMatcher};
 use regex::bytes::{Regex, RegexBuilder};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::super::text::shown;
 use super::super::time_to_return;
 use super::super::workspace::{Found, Kind};
-use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec};
-use crate::domain::{Effect, ToolSpec};
+use super::{Tool, ToolCtx, ToolError, built_in, count, here, looks_binary};
+use crate::domain::Effect;
 
 /// Most matching lines of one call.
 const MAX_MATCHES: usize = 100;
@@ -34,8 +34,10 @@ const MAX_TIME: Duration = Duration::from_secs(20);
 const MAX_REGEX_BYTES: usize = 256 * 1024;
 /// How many lines are searched between two looks at the clock.
 const LINES_PER_CHECK: usize = 512;
-/// How far a file is looked at to tell text from anything else.
-const SNIFFED: usize = 8_192;
+/// A line that is this long is a reason to look at the clock by itself, in bytes.
+const LONG_LINE: usize = 8_192;
+/// Most Unicode scalar values shown of the path of a match; it has to be given to read_file.
+const MAX_PATH: usize = 1_000;
 
 const DESCRIPTION: &str = "\
 Searches the text files of the workspace, line by line, and returns each matching line as `path:line: text`, sorted by \
@@ -54,25 +56,21 @@ glob that cannot be read, and for a `path` that does not exist or leads out of t
 use read_file with `start_line`.";
 
 /// The tool.
-pub(super) struct SearchFiles(ToolSpec);
-
-impl SearchFiles {
-    pub(super) fn new() -> Self {
-        let parameters = json!({
-            "type": "object",
-            "properties": {
-                "pattern": {"type": "string", "maxLength": 2_000,
-                    "description": "What to find in a line; empty: list the files that fit `glob`."},
-                "literal": {"type": "boolean", "description": "Take `pattern` as plain text; false when absent."},
-                "ignore_case": {"type": "boolean", "description": "Ignore case; false when absent."},
-                "path": {"type": "string", "description": "Where to search, relative to the workspace; `.` when absent."},
-                "glob": {"type": "string", "maxLength": 500, "description": "Only these files: `*.rs`, `src/**/*.md`."}
-            },
-            "required": ["pattern"],
-            "additionalProperties": false
-        });
-        Self(spec("search_files", DESCRIPTION, parameters))
-    }
+pub(super) fn tool() -> Arc<dyn Tool> {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "maxLength": 2_000,
+                "description": "What to find in a line; empty: list the files that fit `glob`."},
+            "literal": {"type": "boolean", "description": "Take `pattern` as plain text; false when absent."},
+            "ignore_case": {"type": "boolean", "description": "Ignore case; false when absent."},
+            "path": {"type": "string", "description": "Where to search, relative to the workspace; `.` when absent."},
+            "glob": {"type": "string", "maxLength": 500, "description": "Only these files: `*.rs`, `src/**/*.md`."}
+        },
+        "required": ["pattern"],
+        "additionalProperties": false
+    });
+    built_in("search_files", DESCRIPTION, parameters, Effect::ReadOnly, search)
 }
 
 #[derive(Deserialize)]
@@ -87,25 +85,8 @@ struct Args {
     glob: Option<String>,
 }
 
-fn here() -> String {
-    ".".to_owned()
-}
-
-#[async_trait]
-impl Tool for SearchFiles {
-    fn spec(&self) -> &ToolSpec {
-        &self.0
-    }
-
-    fn effect(&self, _arguments: &Map<String, Value>) -> Effect {
-        Effect::ReadOnly
-    }
-
-    async fn call(&self, ctx: &ToolCtx, given: &Map<String, Value>) -> Result<String, ToolError> {
-        let args: Args = arguments(given)?;
-        let query = Query::new(&args)?;
-        blocking(ctx, move |ctx| Search::new(ctx, query).run(&args.path)).await
-    }
+fn search(ctx: &ToolCtx, args: Args) -> Result<String, ToolError> {
+    Search::new(ctx, Query::new(&args)?).run(&args.path)
 }
 
 /// What to look for.
@@ -218,7 +199,7 @@ impl<'a> Search<'a> {
     }
 
     fn run(mut self, path: &str) -> Result<String, ToolError> {
-        let workspace = std::sync::Arc::clone(&self.ctx.workspace);
+        let workspace = Arc::clone(&self.ctx.workspace);
         let mut walk = workspace.walk(path)?;
         let mut stop = None;
         let mut visited = 0;
@@ -263,7 +244,7 @@ impl<'a> Search<'a> {
     }
 
     fn file(&mut self, found: &Found) -> Option<Stop> {
-        let path = shown(&found.path.to_string_lossy(), 1_000);
+        let path = shown(&found.path.to_string_lossy(), MAX_PATH);
         let regex = match &self.query.lines {
             Lines::Names => {
                 self.searched += 1;
@@ -283,7 +264,7 @@ impl<'a> Search<'a> {
         // What follows the last newline is not a line.
         let content = content.strip_suffix(b"\n").unwrap_or(&content);
         for (index, line) in content.split(|byte| *byte == b'\n').enumerate() {
-            if index % LINES_PER_CHECK == 0 || line.len() > SNIFFED {
+            if index % LINES_PER_CHECK == 0 || line.len() > LONG_LINE {
                 let stop = self.stop();
                 if stop.is_some() {
                     return stop;
@@ -317,7 +298,7 @@ impl<'a> Search<'a> {
             return None;
         }
         self.bytes += u64::try_from(content.len()).unwrap_or(u64::MAX);
-        if content.iter().take(SNIFFED).any(|byte| *byte == 0) {
+        if looks_binary(&content) {
             self.binary += 1;
             return None;
         }

@@ -14,6 +14,7 @@ use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, Metadata, OpenOptions, OpenOptionsExt as _};
 use rustix::fs::OFlags;
 
+pub(super) use path::shown_path;
 pub use path::{AccessError, Kind};
 pub(super) use replace::Replaced;
 

@@ -154,7 +154,7 @@ pub enum AccessError {
 impl AccessError {
     /// What an error of the file system means for the path as given.
     pub(super) fn io(given: &str, source: io::Error) -> Self {
-        let path = shown(given, MAX_SHOWN);
+        let path = shown_path(given);
         match (source.raw_os_error().map(Errno::from_raw_os_error), source.kind()) {
             // cap-std's own error, not the kernel's: the path would have left the directory.
             (None, io::ErrorKind::PermissionDenied) => Self::Outside { path },
@@ -182,7 +182,7 @@ pub(super) struct RelPath<'a> {
 
 impl<'a> RelPath<'a> {
     pub(super) fn parse(given: &'a str) -> Result<Self, AccessError> {
-        let shown = || shown(given, MAX_SHOWN);
+        let shown = || shown_path(given);
         let path = Path::new(given);
         if given.is_empty() {
             return Err(AccessError::Empty);
@@ -224,8 +224,13 @@ impl<'a> RelPath<'a> {
 
     /// As shown in messages.
     pub(super) fn shown(&self) -> String {
-        shown(self.given, MAX_SHOWN)
+        shown_path(self.given)
     }
+}
+
+/// A path as it stands in messages: on one line, and cut where it is long.
+pub(in super::super) fn shown_path(path: &str) -> String {
+    shown(path, MAX_SHOWN)
 }
 
 /// What a directory entry is.

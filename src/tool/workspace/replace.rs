@@ -8,7 +8,7 @@ use cap_std::fs::{Dir, File, Metadata, MetadataExt as _, OpenOptions, OpenOption
 use rustix::fs::{Mode, OFlags};
 use tokio_util::sync::CancellationToken;
 
-use super::path::{AccessError, Kind, RelPath};
+use super::path::{AccessError, Kind, RelPath, shown_path};
 use super::{Workspace, read_options};
 use crate::time::random_bytes;
 
@@ -95,7 +95,7 @@ impl Workspace {
         let (parent, name) = path.split()?;
         let dir = self.dir.open_dir(&parent).map_err(|source| match AccessError::io(path.given, source) {
             AccessError::NotFound { path } => {
-                AccessError::NoParent { path, parent: super::super::text::shown(&parent.to_string_lossy(), 200) }
+                AccessError::NoParent { path, parent: shown_path(&parent.to_string_lossy()) }
             }
             other => other,
         })?;
