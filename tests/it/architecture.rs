@@ -346,6 +346,102 @@ fn the_effect_check_sees_what_it_is_for() {
     }
 }
 
+/// The ways past the handle of a workspace that its files and the file tools have, each with its reason. Paths of a
+/// model lead to files by that handle alone, or they could lead anywhere.
+const RAW_FILE_ACCESS: [(&str, &str, &str); 3] = [
+    ("src/tool/workspace/mod.rs", "cap_std::ambient_authority", "opens the directory itself, which the operator names"),
+    ("src/tool/workspace/mod.rs", "ambient_authority", "its call"),
+    ("src/tool/workspace/mod.rs", "std::fs::DirBuilder::new", "makes the directory of a run, named by its id"),
+];
+
+/// Collects the paths of a file that reach the file system by name: `std::fs`, `tokio::fs`, ambient authority.
+#[derive(Default)]
+struct RawFiles(BTreeSet<String>);
+
+impl RawFiles {
+    fn of(text: &str) -> BTreeSet<String> {
+        let mut found = Self::default();
+        found.visit_file(&syn::parse_file(text).unwrap());
+        found.0
+    }
+
+    fn note(&mut self, segments: &[String]) {
+        let path = segments.join("::");
+        let is_fs = |root: &str| path == root || path.starts_with(&format!("{root}::"));
+        if is_fs("std::fs") || is_fs("tokio::fs") || path.contains("ambient_authority") || is_fs("fs") {
+            self.0.insert(path);
+        }
+    }
+
+    fn use_tree(&mut self, before: &mut Vec<String>, tree: &syn::UseTree) {
+        let mut leaf = |name: String| {
+            let path: Vec<_> = before.iter().cloned().chain([name]).collect();
+            self.note(&path);
+        };
+        match tree {
+            syn::UseTree::Name(name) if name.ident == "self" => self.note(before),
+            syn::UseTree::Name(name) => leaf(name.ident.to_string()),
+            syn::UseTree::Rename(rename) => leaf(rename.ident.to_string()),
+            syn::UseTree::Glob(_) => leaf("*".to_owned()),
+            syn::UseTree::Group(group) => group.items.iter().for_each(|tree| self.use_tree(before, tree)),
+            syn::UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.use_tree(before, &path.tree);
+                before.pop();
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for RawFiles {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if !is_for_tests(&item.attrs) {
+            syn::visit::visit_item_mod(self, item);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        if !is_for_tests(&item.attrs) {
+            self.use_tree(&mut Vec::new(), &item.tree);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        self.note(&path.segments.iter().map(|segment| segment.ident.to_string()).collect::<Vec<_>>());
+        syn::visit::visit_path(self, path);
+    }
+}
+
+#[test]
+fn the_file_tools_reach_files_by_the_handle_of_a_workspace_alone() {
+    let is_guarded = |file: &str| ["src/tool/files", "src/tool/workspace"].iter().any(|part| file.starts_with(part));
+    let found: BTreeSet<_> = rust_files("src")
+        .filter(|(file, _)| is_guarded(file) && !is_test_file(file))
+        .flat_map(|(file, text)| RawFiles::of(&text).into_iter().map(move |path| (file.clone(), path)))
+        .collect();
+    let expected: BTreeSet<_> =
+        RAW_FILE_ACCESS.iter().map(|(file, path, _)| ((*file).to_owned(), (*path).to_owned())).collect();
+    assert_eq!(found, expected, "use the workspace's handle, or list the access in RAW_FILE_ACCESS with its reason");
+}
+
+#[test]
+fn the_file_check_sees_every_way_to_write_a_path() {
+    for (text, expected) in [
+        ("use std::fs;", "std::fs"),
+        ("use std::{fs::{self, File}, io};", "std::fs"),
+        ("use tokio::fs::*;", "tokio::fs::*"),
+        ("use std::fs::read as r;", "std::fs::read"),
+        ("fn f() { std::fs::write(a, b); }", "std::fs::write"),
+        ("fn f() { fs::write(a, b); }", "fs::write"),
+        ("fn f(x: std::fs::File) {}", "std::fs::File"),
+        ("fn f() { Dir::open_ambient_dir(p, cap_std::ambient_authority()); }", "cap_std::ambient_authority"),
+    ] {
+        assert!(RawFiles::of(text).contains(expected), "{text}");
+    }
+    let text = "use cap_std::fs::File; #[cfg(test)] mod tests { use std::fs; } #[cfg(test)] use std::fs;";
+    assert_eq!(RawFiles::of(text), BTreeSet::new());
+}
+
 /// Lines outside of `#[cfg(test)] mod … { … }`, as rustfmt lays them out.
 fn production_lines(text: &str) -> usize {
     let (mut count, mut for_tests, mut inside) = (0, false, false);
