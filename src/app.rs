@@ -6,10 +6,9 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::net::TcpListener;
 
-use crate::config::{Config, DEMO, DEMO_SCRIPT, Env, ProviderKind, ServerConfig};
+use crate::config::{Config, Env, ServerConfig};
 use crate::event::{Bus, Streams};
 use crate::http::{AgentView, HttpParts, HttpState, ProviderView, Stages, router, serve};
-use crate::provider::scripted::{Script, ScriptedProvider};
 use crate::provider::{Catalog, Endpoint};
 use crate::run::{AgentError, Agents, Services, Supervisor};
 use crate::shutdown::Shutdown;
@@ -164,17 +163,7 @@ fn build_catalog(
     clock: &Arc<dyn Clock>,
     providers: Vec<(String, Endpoint)>,
 ) -> anyhow::Result<Catalog> {
-    let mut configured = config.providers.clone();
-    let demo = configured.remove(DEMO).filter(|demo| demo.kind == ProviderKind::Scripted && demo.script.is_none());
-    if let (None, Some(own)) = (&demo, config.providers.get(DEMO)) {
-        configured.insert(DEMO.to_owned(), own.clone());
-    }
-    let mut catalog = Catalog::new(&configured, clock)?;
-    if demo.is_some() {
-        let script: Script = serde_json::from_str(DEMO_SCRIPT).context("the script of the demo agent")?;
-        let provider = ScriptedProvider::new(script).context("the script of the demo agent")?;
-        catalog.insert(DEMO, Endpoint::new(Arc::new(provider), ProviderKind::Scripted));
-    }
+    let mut catalog = Catalog::new(&config.providers, clock)?;
     for (name, endpoint) in providers {
         catalog.insert(name, endpoint);
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use super::{ConfigArgs, Exit, output};
 use crate::app;
-use crate::config::{self, Config, Env, ProviderKind};
+use crate::config::{self, Config, Env, ScriptSource, WireConfig};
 use crate::telemetry::printable;
 
 pub(super) fn check(args: &ConfigArgs, env: &Env, out: &mut (dyn Write + Send)) -> anyhow::Result<Exit> {
@@ -31,15 +31,14 @@ fn summary(config: &Config) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     writeln!(out, "listens on {}, stores in {}", config.server.bind, config.store.url)?;
     for (name, provider) in &config.providers {
-        let place = match provider.kind {
-            ProviderKind::OpenaiChat => provider.base_url.clone().unwrap_or_default(),
-            ProviderKind::Scripted => match &provider.script {
-                Some(script) => format!("plays {}", script.display()),
-                None => "plays the built-in demonstration".to_owned(),
-            },
+        let place = match &provider.wire {
+            WireConfig::OpenaiChat(chat) => {
+                format!("{}{}", chat.base_url, if chat.api_key.is_some() { ", with a key" } else { "" })
+            }
+            WireConfig::Scripted(ScriptSource::File(script)) => format!("plays {}", script.display()),
+            WireConfig::Scripted(ScriptSource::Demo) => "plays the built-in demonstration".to_owned(),
         };
-        let key = if provider.api_key.is_some() { ", with a key" } else { "" };
-        writeln!(out, "provider {name}: {place}{key}")?;
+        writeln!(out, "provider {name}: {place}")?;
     }
     for (name, agent) in &config.agents {
         let default = if *name == config.run.default_agent { " (default)" } else { "" };

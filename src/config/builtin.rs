@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::{AgentConfig, Config, Env, ProviderConfig, ProviderKind, WorkspaceConfig};
+use super::check::api_key;
+use super::load::Broken;
+use super::problem::{Origin, Problem};
+use super::{AgentConfig, Config, Env, OpenaiChatConfig, ProviderConfig, ScriptSource, WireConfig, WorkspaceConfig};
 use crate::domain::ModelRef;
 
 /// Plays the built-in demonstration: the script of a `scripted` provider that names none.
@@ -19,13 +22,18 @@ pub const DEMO_FILES: [(&str, &str); 3] = [
 ];
 
 const OPENAI_KEY: &str = "OPENAI_API_KEY";
+const OPENAI_URL: &str = "https://api.openai.com/v1";
 const OPENAI: &str = "openai";
 const OPENAI_MODEL: &str = "gpt-5-mini";
 const DEFAULT_AGENT: &str = "default";
 
 /// Adds the built-in providers and agents whose names are still free.
-pub(super) fn fill(config: &mut Config, env: &Env) {
-    config.providers.entry(DEMO.to_owned()).or_insert_with(|| provider(ProviderKind::Scripted));
+pub(super) fn fill(config: &mut Config, env: &Env, broken: &mut Broken, problems: &mut Vec<Problem>) {
+    let entry = |name: &str| ("providers".to_owned(), name.to_owned());
+    if !config.providers.contains_key(DEMO) && !broken.contains(&entry(DEMO)) {
+        let demo = ProviderConfig::new(WireConfig::Scripted(ScriptSource::Demo));
+        config.providers.insert(DEMO.to_owned(), demo);
+    }
     config.agents.entry(DEMO.to_owned()).or_insert_with(|| AgentConfig {
         model: ModelRef { provider: DEMO.to_owned(), model: "script".to_owned() },
         models: Vec::new(),
@@ -36,11 +44,12 @@ pub(super) fn fill(config: &mut Config, env: &Env) {
         description: Some("Plays a fixed script over the files of its workspace; needs no key.".to_owned()),
     });
     if env.get(OPENAI_KEY).is_some_and(|key| !key.is_empty()) {
-        config.providers.entry(OPENAI.to_owned()).or_insert_with(|| ProviderConfig {
-            base_url: Some("https://api.openai.com/v1".to_owned()),
-            api_key_env: Some(OPENAI_KEY.to_owned()),
-            ..provider(ProviderKind::OpenaiChat)
-        });
+        if !config.providers.contains_key(OPENAI) && !broken.contains(&entry(OPENAI)) {
+            match openai(env, problems) {
+                Some(openai) => drop(config.providers.insert(OPENAI.to_owned(), openai)),
+                None => drop(broken.insert(entry(OPENAI))),
+            }
+        }
         config.agents.entry(DEFAULT_AGENT.to_owned()).or_insert_with(|| AgentConfig {
             model: ModelRef { provider: OPENAI.to_owned(), model: OPENAI_MODEL.to_owned() },
             models: Vec::new(),
@@ -56,6 +65,18 @@ pub(super) fn fill(config: &mut Config, env: &Env) {
     }
 }
 
+/// The provider of a key that was found; a key that cannot be one is a problem.
+fn openai(env: &Env, problems: &mut Vec<Problem>) -> Option<ProviderConfig> {
+    let key = ["providers", OPENAI, "api_key_env"].join(".");
+    let mut problem = |message| problems.push(Problem { origin: Origin::BuiltIn, key: key.clone(), message });
+    let chat = OpenaiChatConfig {
+        api_key_env: Some(OPENAI_KEY.to_owned()),
+        api_key: Some(api_key(env, OPENAI_KEY).map_err(&mut problem).ok()?),
+        ..OpenaiChatConfig::at(OPENAI_URL.parse().ok()?)
+    };
+    Some(ProviderConfig::new(WireConfig::OpenaiChat(chat)))
+}
+
 impl Config {
     /// Lets the agent `demo` work in `directory`, which holds the [`DEMO_FILES`].
     pub fn with_demo_workspace(mut self, directory: PathBuf) -> Self {
@@ -64,22 +85,5 @@ impl Config {
             agent.workspace = Some(DEMO.to_owned());
         }
         self
-    }
-}
-
-fn provider(kind: ProviderKind) -> ProviderConfig {
-    ProviderConfig {
-        kind,
-        base_url: None,
-        api_key_env: None,
-        api_key: None,
-        models: Vec::new(),
-        context_window: super::default_context_window(),
-        max_output_tokens: None,
-        connect_timeout_ms: super::default_connect_timeout_ms(),
-        idle_timeout_ms: super::default_idle_timeout_ms(),
-        max_retries: super::default_max_retries(),
-        reasoning_field: None,
-        script: None,
     }
 }

@@ -3,30 +3,59 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use reqwest::Url;
 use secrecy::SecretString;
 use tracing_subscriber::EnvFilter;
 
 use super::load::{Broken, Sources};
 use super::problem::{Problem, meant};
-use super::{AgentConfig, CommandConfig, Config, Env, ProviderConfig, ProviderKind, WorkspaceConfig, builtin};
+use super::provider::ProviderSection;
+use super::{
+    AgentConfig, CommandConfig, Config, Env, ProviderConfig, ProviderKind, ScriptSource, WireConfig, WorkspaceConfig,
+};
 use crate::domain::ModelRef;
 
 /// Longest time that can be set: 30 days. Clocks overflow far beyond it.
 const MAX_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
 
-/// Checks the settings and fills in the provider keys from the environment.
-pub(super) fn check(config: &mut Config, env: &Env, sources: &Sources, broken: &Broken, problems: &mut Vec<Problem>) {
-    let mut checker = Checker { env, sources, broken, problems };
-    checker.sections(config);
-    for (name, provider) in &mut config.providers {
-        checker.provider(name, provider);
+/// The providers of their sections, with their keys from the environment. Those that cannot be made are broken.
+pub(super) fn providers(
+    sections: &BTreeMap<String, ProviderSection>,
+    env: &Env,
+    sources: &Sources,
+    broken: &mut Broken,
+    problems: &mut Vec<Problem>,
+) -> BTreeMap<String, ProviderConfig> {
+    let mut checker = Checker { sources, broken, problems };
+    let mut providers = BTreeMap::new();
+    for (name, section) in sections {
+        match checker.provider(name, section, env) {
+            Some(provider) => drop(providers.insert(name.clone(), provider)),
+            None => drop(checker.broken.insert(("providers".to_owned(), name.clone()))),
+        }
     }
+    providers
+}
+
+/// Checks the rest of the settings.
+pub(super) fn check(
+    config: &Config,
+    sections: &BTreeMap<String, ProviderSection>,
+    sources: &Sources,
+    broken: &mut Broken,
+    problems: &mut Vec<Problem>,
+) {
+    let mut checker = Checker { sources, broken, problems };
+    checker.sections(config);
     for (name, workspace) in &config.workspaces {
         checker.workspace(name, workspace);
     }
     for (name, command) in &config.commands {
-        checker.command(name, command, &config.providers);
+        // A section that makes no provider has a key all the same.
+        let written =
+            sections.iter().filter_map(|(name, section)| Some((name.as_str(), section.api_key_env.as_deref()?)));
+        let used =
+            config.providers.iter().filter_map(|(name, provider)| Some((name.as_str(), provider.api_key_env()?)));
+        checker.command(name, command, written.chain(used));
     }
     for (name, agent) in &config.agents {
         checker.agent(name, agent, config);
@@ -35,9 +64,8 @@ pub(super) fn check(config: &mut Config, env: &Env, sources: &Sources, broken: &
 }
 
 struct Checker<'a> {
-    env: &'a Env,
     sources: &'a Sources,
-    broken: &'a Broken,
+    broken: &'a mut Broken,
     problems: &'a mut Vec<Problem>,
 }
 
@@ -110,112 +138,47 @@ impl Checker<'_> {
         }
     }
 
-    fn provider(&mut self, name: &str, provider: &mut ProviderConfig) {
+    fn provider(&mut self, name: &str, section: &ProviderSection, env: &Env) -> Option<ProviderConfig> {
         self.name(&["providers", name], name);
-        match provider.kind {
-            ProviderKind::OpenaiChat => {
-                match &provider.base_url {
-                    Some(url) => self.base_url(name, url),
-                    None => {
-                        let message = "is required and missing; the address with its version, such as \
-                                       http://127.0.0.1:8000/v1";
-                        self.problem(&["providers", name, "base_url"], message);
-                    }
-                }
-                if provider.script.is_some() {
-                    let message = "does not apply to kind `openai_chat`; take it out, or set kind = \"scripted\"";
-                    self.problem(&["providers", name, "script"], message);
-                }
-            }
-            ProviderKind::Scripted => {
-                for (key, given) in [
-                    ("base_url", provider.base_url.is_some()),
-                    ("api_key_env", provider.api_key_env.is_some()),
-                    ("reasoning_field", provider.reasoning_field.is_some()),
-                ] {
-                    if given {
-                        let message = "does not apply to kind `scripted`, which plays a file; take it out";
-                        self.problem(&["providers", name, key], message);
-                    }
-                }
-                match &provider.script {
-                    Some(script) => self.file(&["providers", name, "script"], script),
-                    None if name == builtin::DEMO => {}
-                    None => {
-                        let message = "is required and missing; the path of the JSON file to play";
-                        self.problem(&["providers", name, "script"], message);
-                    }
-                }
-            }
+        let mut provider =
+            section.clone().read(name, &mut |key, message| self.problem(&["providers", name, key], message));
+        match (section.kind, &section.api_key_env) {
+            (ProviderKind::OpenaiChat, Some(variable)) => match (api_key(env, variable), &mut provider) {
+                (Ok(key), Some(ProviderConfig { wire: WireConfig::OpenaiChat(chat), .. })) => chat.api_key = Some(key),
+                (Ok(_), Some(ProviderConfig { wire: WireConfig::Scripted(_), .. }) | None) => {}
+                (Err(message), _) => self.problem(&["providers", name, "api_key_env"], message),
+            },
+            (ProviderKind::OpenaiChat, None) | (ProviderKind::Scripted, _) => {}
         }
-        if let Some(variable) = &provider.api_key_env {
-            provider.api_key = self.api_key(name, variable);
+        if let Some(ProviderConfig { wire: WireConfig::Scripted(ScriptSource::File(script)), .. }) = &provider {
+            self.file(&["providers", name, "script"], script);
         }
-        for (index, model) in provider.models.iter().enumerate() {
+        for (index, model) in section.models.iter().enumerate() {
             if model.is_empty() {
                 self.problem(&["providers", name, "models", &index.to_string()], "is empty; expected a model's name");
             }
         }
-        self.unique(&["providers", name, "models"], provider.models.iter().cloned());
-        self.positive(&["providers", name, "context_window"], provider.context_window);
-        let window = provider.context_window;
-        if let Some(most) = provider.max_output_tokens
+        self.unique(&["providers", name, "models"], section.models.iter().cloned());
+        let window = section.context_window;
+        self.positive(&["providers", name, "context_window"], window);
+        if let Some(most) = section.max_output_tokens
             && (most == 0 || u64::from(most) >= window)
         {
             let message = format!("is {most}; expected at least 1 and less than context_window ({window})");
             self.problem(&["providers", name, "max_output_tokens"], message);
         }
-        self.time(&["providers", name, "connect_timeout_ms"], provider.connect_timeout_ms);
-        self.time(&["providers", name, "idle_timeout_ms"], provider.idle_timeout_ms);
-        if provider.max_retries > 20 {
-            let message = format!("is {}; expected at most 20", provider.max_retries);
+        for (key, time) in
+            [("connect_timeout_ms", section.connect_timeout_ms), ("idle_timeout_ms", section.idle_timeout_ms)]
+        {
+            if let (ProviderKind::OpenaiChat, Some(time)) = (section.kind, time) {
+                self.time(&["providers", name, key], time);
+            }
+        }
+        if section.max_retries > 20 {
+            let message = format!("is {}; expected at most 20", section.max_retries);
             self.problem(&["providers", name, "max_retries"], message);
         }
-        const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_details"];
-        if let Some(field) = &provider.reasoning_field
-            && !REASONING_FIELDS.contains(&field.as_str())
-        {
-            let message = format!("{field:?} is not a known field; {}", meant(field, REASONING_FIELDS));
-            self.problem(&["providers", name, "reasoning_field"], message);
-        }
-    }
-
-    /// The address is never repeated in a message: it may hold a key.
-    fn base_url(&mut self, name: &str, text: &str) {
-        let message = match Url::parse(text) {
-            Err(error) => format!("is not a URL ({error}); expected one such as http://127.0.0.1:8000/v1"),
-            Ok(url) if !matches!(url.scheme(), "http" | "https") => {
-                format!("has the scheme `{}`; expected http or https", url.scheme())
-            }
-            Ok(url) if !url.username().is_empty() || url.password().is_some() => {
-                "holds a user name or password; use api_key_env for keys".to_owned()
-            }
-            Ok(url) if url.query().is_some() || url.fragment().is_some() => {
-                "has a query or fragment; expected the plain address with its version".to_owned()
-            }
-            Ok(url) if url.path().trim_end_matches('/').ends_with("/chat/completions") => {
-                "ends in /chat/completions, which is added to it; end it with the version, such as /v1".to_owned()
-            }
-            Ok(_) => return,
-        };
-        self.problem(&["providers", name, "base_url"], message);
-    }
-
-    fn api_key(&mut self, name: &str, variable: &str) -> Option<SecretString> {
-        let value = self.env.get(variable).filter(|value| !value.is_empty());
-        let message = match value.map(|value| value.to_str()) {
-            None => format!(
-                "names the variable {variable:?}, which is not set; set it, or take this key out when the provider \
-                 wants none"
-            ),
-            Some(Some(key)) if key.bytes().all(|byte| byte.is_ascii_graphic()) => return Some(SecretString::from(key)),
-            Some(Some(_) | None) => format!(
-                "names the variable {variable:?}, which holds white space or other characters that no key has (a line \
-                 end, perhaps)"
-            ),
-        };
-        self.problem(&["providers", name, "api_key_env"], message);
-        None
+        provider
     }
 
     fn workspace(&mut self, name: &str, workspace: &WorkspaceConfig) {
@@ -233,7 +196,13 @@ impl Checker<'_> {
         self.positive(&["workspaces", name, "max_files"], workspace.max_files);
     }
 
-    fn command(&mut self, name: &str, command: &CommandConfig, providers: &BTreeMap<String, ProviderConfig>) {
+    /// `keys` are the providers and the variables that hold their keys.
+    fn command<'k>(
+        &mut self,
+        name: &str,
+        command: &CommandConfig,
+        keys: impl Iterator<Item = (&'k str, &'k str)> + Clone,
+    ) {
         self.name(&["commands", name], name);
         if command.executable.as_os_str().is_empty() {
             self.problem(&["commands", name, "executable"], "is empty; expected a path, or a name to look up in PATH");
@@ -251,7 +220,7 @@ impl Checker<'_> {
             if variable.is_empty() || variable.contains(['=', '\0']) {
                 self.problem(&path, format!("{variable:?} is not the name of a variable"));
             }
-            let owner = providers.iter().find(|(_, provider)| provider.api_key_env.as_ref() == Some(variable));
+            let owner = keys.clone().find(|(_, key)| key == variable);
             if let Some((provider, _)) = owner {
                 let message = format!("{variable} holds the key of provider `{provider}`; commands never get it");
                 self.problem(&path, message);
@@ -345,6 +314,21 @@ impl Checker<'_> {
             }
             seen.insert(item);
         }
+    }
+}
+
+/// The key that a variable holds, or what is wrong with it.
+pub(super) fn api_key(env: &Env, variable: &str) -> Result<SecretString, String> {
+    match env.get(variable).filter(|value| !value.is_empty()).map(|value| value.to_str()) {
+        None => Err(format!(
+            "names the variable {variable:?}, which is not set; set it, or take this key out when the provider wants \
+             none"
+        )),
+        Some(Some(key)) if key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(SecretString::from(key)),
+        Some(Some(_) | None) => Err(format!(
+            "names the variable {variable:?}, which holds white space or other characters that no key has (a line end, \
+             perhaps)"
+        )),
     }
 }
 

@@ -9,9 +9,12 @@ use figment::error::{Actual, Kind};
 use figment::providers::{Format, Toml};
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::env::{Env, PREFIX, SEPARATOR};
 use super::problem::{Origin, Problem, Problems, meant};
+use super::provider::ProviderSection;
 use super::{Config, builtin, check};
 
 /// Loads the settings. Without a file there are built-in providers and agents.
@@ -24,17 +27,32 @@ pub fn load(file: Option<&Path>, env: &Env) -> Result<Config, Problems> {
         // Without the file, everything it defines would seem to be missing.
         return Err(Problems(problems));
     }
-    let (config, broken) = sources.deserialize(&mut problems);
-    let Some(mut config) = config else { return Err(Problems(problems)) };
+    let mut broken = Broken::new();
+    let sections = sources.fit::<ProviderSections>(&mut problems, &mut broken);
+    let rest = sources.without(PROVIDERS, |sources| sources.fit::<Config>(&mut problems, &mut broken));
+    let (Some(ProviderSections { providers }), Some(mut config)) = (sections, rest) else {
+        return Err(Problems(problems));
+    };
+    config.providers = check::providers(&providers, env, &sources, &mut broken, &mut problems);
     if file.is_none() {
-        builtin::fill(&mut config, env);
+        builtin::fill(&mut config, env, &mut broken, &mut problems);
     }
-    check::check(&mut config, env, &sources, &broken, &mut problems);
+    check::check(&config, &providers, &sources, &mut broken, &mut problems);
     if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
 }
 
 /// The entries (`providers.local`) that could not be read: what refers to them is not wrong for that.
 pub(super) type Broken = BTreeSet<(String, String)>;
+
+const PROVIDERS: &str = "providers";
+
+/// The providers as they are written. They are read by themselves: what a section needs depends on its kind, and
+/// every problem of it is to be found, not the first.
+#[derive(Deserialize)]
+struct ProviderSections {
+    #[serde(default)]
+    providers: BTreeMap<String, ProviderSection>,
+}
 
 /// The merged settings, each value knowing where it comes from.
 pub(super) struct Sources {
@@ -89,13 +107,27 @@ impl Sources {
         }
     }
 
-    /// Reads the settings. What does not fit is noted and taken out, until the rest fits.
-    fn deserialize(&mut self, problems: &mut Vec<Problem>) -> (Option<Config>, Broken) {
-        let (mut noted, mut broken) = (BTreeSet::new(), Broken::new());
+    /// Does something while a section is not there.
+    fn without<T>(&mut self, section: &str, work: impl FnOnce(&mut Self) -> T) -> T {
+        let aside = match &mut self.merged {
+            Value::Dict(_, dict) => dict.remove(section),
+            Value::String(..) | Value::Char(..) | Value::Bool(..) | Value::Num(..) | Value::Empty(..) => None,
+            Value::Array(..) => None,
+        };
+        let done = work(self);
+        if let (Value::Dict(_, dict), Some(aside)) = (&mut self.merged, aside) {
+            dict.insert(section.to_owned(), aside);
+        }
+        done
+    }
+
+    /// Reads settings. What does not fit is noted and taken out, until the rest fits.
+    fn fit<T: DeserializeOwned>(&mut self, problems: &mut Vec<Problem>, broken: &mut Broken) -> Option<T> {
+        let mut noted = BTreeSet::new();
         let mut taken_out: BTreeMap<Vec<String>, usize> = BTreeMap::new();
         loop {
-            let error = match self.merged.deserialize::<Config>() {
-                Ok(config) => return (Some(config), broken),
+            let error = match self.merged.deserialize::<T>() {
+                Ok(read) => return Some(read),
                 Err(error) => error,
             };
             let path = error.path;
@@ -128,7 +160,7 @@ impl Sources {
                 noted.insert(place);
             }
             if !remove(&mut self.merged, &borrowed) {
-                return (None, broken);
+                return None;
             }
         }
     }

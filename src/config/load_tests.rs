@@ -2,6 +2,7 @@
 
 use secrecy::ExposeSecret;
 
+use super::super::{OpenaiChatConfig, WireConfig};
 use super::*;
 use crate::domain::ModelRef;
 
@@ -23,6 +24,13 @@ fn load_text(text: &str, env: &Env) -> Result<Config, String> {
     load(Some(&path), env).map_err(|problems| problems.to_string().replace(&shown, ""))
 }
 
+fn chat<'c>(config: &'c Config, name: &str) -> &'c OpenaiChatConfig {
+    match &config.providers[name].wire {
+        WireConfig::OpenaiChat(chat) => chat,
+        WireConfig::Scripted(script) => panic!("{script:?}"),
+    }
+}
+
 #[track_caller]
 fn refused(text: &str, expected: &[&str]) {
     refused_with(text, &Env::default(), expected);
@@ -42,7 +50,7 @@ fn a_good_file_loads_over_the_defaults() {
     assert_eq!(config.server.max_body_bytes, 4 * 1024 * 1024);
     assert_eq!(config.agents.keys().collect::<Vec<_>>(), ["coder"]);
     assert_eq!(config.providers.keys().collect::<Vec<_>>(), ["local"]);
-    assert_eq!(config.providers["local"].idle_timeout_ms, 30_000);
+    assert_eq!(chat(&config, "local").idle_timeout_ms, 30_000);
 }
 
 #[test]
@@ -78,14 +86,19 @@ fn without_a_file_a_key_that_is_found_brings_a_provider_and_an_agent() {
     let config = load(None, &Env::from_iter([("OPENAI_API_KEY", "sk-canary")])).unwrap();
     assert_eq!(config.agents.keys().collect::<Vec<_>>(), ["default", "demo"]);
     assert_eq!(config.run.default_agent, "default");
-    let openai = &config.providers["openai"];
-    assert_eq!(openai.base_url.as_deref(), Some("https://api.openai.com/v1"));
+    let openai = chat(&config, "openai");
+    assert_eq!(openai.base_url.to_string(), "https://api.openai.com/v1");
     assert_eq!(openai.api_key.as_ref().unwrap().expose_secret(), "sk-canary");
     let model = ModelRef { provider: "openai".into(), model: "gpt-5-mini".into() };
     assert_eq!(config.agents["default"].model, model);
 
     let empty = load(None, &Env::from_iter([("OPENAI_API_KEY", "")])).unwrap();
     assert_eq!(empty.agents.keys().collect::<Vec<_>>(), ["demo"]);
+
+    let problems = load(None, &Env::from_iter([("OPENAI_API_KEY", "sk-canary\n")])).unwrap_err();
+    let expected = "built-in settings: providers.openai.api_key_env: names the variable \"OPENAI_API_KEY\", which holds \
+                    white space or other characters that no key has (a line end, perhaps)";
+    assert_eq!(problems.to_string(), expected);
 }
 
 #[test]
@@ -137,6 +150,7 @@ fn wrong_types_say_what_was_expected() {
     refused(
         text,
         &[
+            "hames.toml: providers.local.kind: `openai` is not allowed; expected one of openai_chat, scripted",
             "hames.toml: agents.coder.model: `qwen` is not a model; expected `provider/model`",
             "hames.toml: agents.coder.models.0: `a` is not a model; expected `provider/model`",
             "hames.toml: agents.coder.models.2: expected a string, found 3",
@@ -145,7 +159,6 @@ fn wrong_types_say_what_was_expected() {
             "hames.toml: limits.max_steps: expected a whole number from 0 to 4294967295, found 5000000000",
             "hames.toml: limits.timeout_ms: expected a whole number, zero or more, found 1.5",
             "hames.toml: log.format: `xml` is not allowed; expected one of text, json",
-            "hames.toml: providers.local.kind: `openai` is not allowed; expected one of openai_chat, scripted",
             "hames.toml: run: expected a section, found 3",
             "hames.toml: server.bind: invalid socket address syntax; expected ADDRESS:PORT such as 127.0.0.1:8080",
             "hames.toml: server.max_body_bytes: expected a whole number, zero or more, found the text \"big\"",
@@ -160,9 +173,9 @@ fn missing_keys_are_named_once_and_what_refers_to_the_entry_is_not_blamed() {
     refused(
         "[providers.local]\n[agents.a]\nmodel = 'local/x'\n[agents.b]\n[workspaces.w]\n[commands.c]\n",
         &[
+            "hames.toml: providers.local.kind: is required and missing",
             "hames.toml: agents.b.model: is required and missing",
             "hames.toml: commands.c.executable: is required and missing",
-            "hames.toml: providers.local.kind: is required and missing",
             "hames.toml: workspaces.w.path: is required and missing",
         ],
     );
@@ -259,6 +272,7 @@ fn a_provider_fits_its_kind() {
         kind = "scripted"
         base_url = "http://127.0.0.1"
         api_key_env = "B_KEY"
+        idle_timeout_ms = 5
         reasoning_field = "reasoning"
         [providers.c]
         kind = "scripted"
@@ -281,16 +295,18 @@ fn a_provider_fits_its_kind() {
              http://127.0.0.1:8000/v1",
             "hames.toml: providers.a.script: does not apply to kind `openai_chat`; take it out, or set kind = \
              \"scripted\"",
+            "hames.toml: providers.a.reasoning_field: \"reasoning_contents\" is not a known field; did you mean \
+             `reasoning_content`?",
             "hames.toml: providers.a.models.1: is empty; expected a model's name",
             "hames.toml: providers.a.models: lists `m` twice",
             "hames.toml: providers.a.max_output_tokens: is 100; expected at least 1 and less than context_window (100)",
             "hames.toml: providers.a.connect_timeout_ms: is 0; expected milliseconds from 1 to 2592000000 (30 days)",
             "hames.toml: providers.a.idle_timeout_ms: is 0; expected milliseconds from 1 to 2592000000 (30 days)",
             "hames.toml: providers.a.max_retries: is 21; expected at most 20",
-            "hames.toml: providers.a.reasoning_field: \"reasoning_contents\" is not a known field; did you mean \
-             `reasoning_content`?",
             "hames.toml: providers.b.base_url: does not apply to kind `scripted`, which plays a file; take it out",
             "hames.toml: providers.b.api_key_env: does not apply to kind `scripted`, which plays a file; take it out",
+            "hames.toml: providers.b.idle_timeout_ms: does not apply to kind `scripted`, which plays a file; take it \
+             out",
             "hames.toml: providers.b.reasoning_field: does not apply to kind `scripted`, which plays a file; take it \
              out",
             "hames.toml: providers.b.script: is required and missing; the path of the JSON file to play",
@@ -301,6 +317,56 @@ fn a_provider_fits_its_kind() {
             "hames.toml: providers.x/y.context_window: is 0; expected at least 1",
         ],
     );
+}
+
+/// What refers to a provider that cannot be made is not wrong for that, and its key is still nobody else's.
+#[test]
+fn a_provider_that_cannot_be_made_is_the_only_one_to_blame() {
+    let text = r#"
+        [providers.local]
+        kind = "openai_chat"
+        base_url = "localhost"
+        api_key_env = "LOCAL_KEY"
+        [agents.coder]
+        model = "local/qwen"
+        [commands.c]
+        executable = "true"
+        env = ["LOCAL_KEY"]
+    "#;
+    refused(
+        text,
+        &[
+            "hames.toml: providers.local.base_url: is not a URL (relative URL without a base); expected one such as \
+             http://127.0.0.1:8000/v1",
+            "hames.toml: providers.local.api_key_env: names the variable \"LOCAL_KEY\", which is not set; set it, or \
+             take this key out when the provider wants none",
+            "hames.toml: commands.c.env.0: LOCAL_KEY holds the key of provider `local`; commands never get it",
+        ],
+    );
+}
+
+/// Settings read without the loader, by a program that embeds hames.
+#[test]
+fn a_section_read_by_itself_is_checked_too() {
+    let read = |json: &str| serde_json::from_str::<super::super::ProviderConfig>(json).map_err(|e| e.to_string());
+    let chat = read(r#"{"kind": "openai_chat", "base_url": "http://h/v1", "idle_timeout_ms": 7}"#).unwrap();
+    let WireConfig::OpenaiChat(chat) = chat.wire else { panic!("{chat:?}") };
+    assert_eq!((chat.base_url.to_string().as_str(), chat.idle_timeout_ms), ("http://h/v1", 7));
+    for (json, expected) in [
+        (r#"{"kind": "openai_chat"}"#, "`base_url` is required and missing"),
+        (r#"{"kind": "openai_chat", "base_url": "ftp://canary"}"#, "`base_url` has the scheme `ftp`"),
+        (
+            r#"{"kind": "openai_chat", "base_url": "http://h", "reasoning_field": "x"}"#,
+            "`reasoning_field` \"x\" is not",
+        ),
+        (r#"{"kind": "openai_chat", "base_url": "http://h", "script": "a"}"#, "`script` does not apply"),
+        (r#"{"kind": "scripted"}"#, "`script` is required and missing"),
+        (r#"{"kind": "scripted", "script": "a", "base_url": "b"}"#, "`base_url` does not apply"),
+        (r#"{"kind": "scripted", "script": "a", "scrpt": "b"}"#, "unknown field `scrpt`"),
+    ] {
+        let error = read(json).unwrap_err();
+        assert!(error.starts_with(expected) && !error.contains("canary"), "{json}: {error}");
+    }
 }
 
 #[test]
@@ -336,7 +402,7 @@ fn a_key_is_found_whole() {
     refused_with(&text, &Env::from_iter([("LOCAL_KEY", "sk-canary\n")]), &[unfit]);
     refused_with(&text, &Env::from_iter([("LOCAL_KEY", "sk-cánary")]), &[unfit]);
     let config = load_text(&text, &Env::from_iter([("LOCAL_KEY", "sk-canary")])).unwrap();
-    assert_eq!(config.providers["local"].api_key.as_ref().unwrap().expose_secret(), "sk-canary");
+    assert_eq!(chat(&config, "local").api_key.as_ref().unwrap().expose_secret(), "sk-canary");
 }
 
 #[test]

@@ -5,12 +5,12 @@ mod check;
 mod env;
 mod load;
 mod problem;
+mod provider;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use secrecy::SecretString;
 use serde::Deserialize;
 
 use crate::domain::{Effect, ModelRef};
@@ -19,6 +19,10 @@ pub use builtin::{DEMO, DEMO_FILES, DEMO_SCRIPT};
 pub use env::Env;
 pub use load::load;
 pub use problem::{Origin, Problem, Problems};
+pub use provider::{
+    BaseUrl, BaseUrlError, DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_RETRIES, OpenaiChatConfig, ProviderConfig, ProviderKind,
+    ReasoningField, ScriptSource, WireConfig,
+};
 
 /// Everything that can be configured.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -142,84 +146,6 @@ pub enum LogFormat {
     Text,
     /// For machines.
     Json,
-}
-
-/// A model endpoint.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ProviderConfig {
-    /// Which wire it speaks.
-    pub kind: ProviderKind,
-    /// Where it is; includes the version (`…/v1`) for `openai_chat`.
-    #[serde(default)]
-    pub base_url: Option<String>,
-    /// The environment variable that holds its key; no key is sent when absent.
-    #[serde(default)]
-    pub api_key_env: Option<String>,
-    /// The key, read from that variable when the settings are loaded; never from the file.
-    #[serde(skip)]
-    pub api_key: Option<SecretString>,
-    /// Models to show in `GET /models`; others can be used as well.
-    #[serde(default)]
-    pub models: Vec<String>,
-    /// Tokens a request and its answer may have together.
-    #[serde(default = "default_context_window")]
-    pub context_window: u64,
-    /// Most tokens of an answer; sent with each request and kept free in the window.
-    #[serde(default)]
-    pub max_output_tokens: Option<u32>,
-    /// Most time for a connection, in milliseconds.
-    #[serde(default = "default_connect_timeout_ms")]
-    pub connect_timeout_ms: u64,
-    /// Most time without a byte from the provider, in milliseconds; comments count as bytes.
-    #[serde(default = "default_idle_timeout_ms")]
-    pub idle_timeout_ms: u64,
-    /// Further attempts after a failure that may pass.
-    #[serde(default = "default_max_retries")]
-    pub max_retries: u32,
-    /// Where an `openai_chat` dialect wants its reasoning back on tool turns: `reasoning_content`,
-    /// `reasoning` or `reasoning_details`; absent: it is not sent back.
-    #[serde(default)]
-    pub reasoning_field: Option<String>,
-    /// The file a `scripted` provider plays.
-    #[serde(default)]
-    pub script: Option<PathBuf>,
-}
-
-const fn default_context_window() -> u64 {
-    128_000
-}
-
-const fn default_connect_timeout_ms() -> u64 {
-    10_000
-}
-
-const fn default_idle_timeout_ms() -> u64 {
-    30_000
-}
-
-const fn default_max_retries() -> u32 {
-    2
-}
-
-/// Which wire a provider speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ProviderKind {
-    /// `POST …/chat/completions`, as OpenAI and most servers speak it.
-    OpenaiChat,
-    /// Plays a script; for demonstrations and tests.
-    Scripted,
-}
-
-impl ProviderKind {
-    /// The spelling of the settings.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::OpenaiChat => "openai_chat",
-            Self::Scripted => "scripted",
-        }
-    }
 }
 
 /// An agent: a model, instructions, and what it may use.

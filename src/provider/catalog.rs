@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::Url;
-
 use super::http::{HttpProvider, HttpSettings, SetupError};
-use super::openai_chat::{OpenAiChat, ReasoningField};
+use super::openai_chat::OpenAiChat;
 use super::scripted::{ScriptError, ScriptedProvider};
 use super::{Provider, retry};
-use crate::config::{ProviderConfig, ProviderKind};
+use crate::config::{DEFAULT_CONTEXT_WINDOW, OpenaiChatConfig, ProviderConfig, ProviderKind, WireConfig};
 use crate::time::Clock;
 
 /// What a server offers.
@@ -37,12 +35,12 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint of a program's own: 128 000 tokens of context, two retries, no models shown.
+    /// An endpoint of a program's own, with the default settings and no models shown.
     pub fn new(provider: Arc<dyn Provider>, kind: ProviderKind) -> Self {
         Self {
             provider,
             kind,
-            context_window: 128_000,
+            context_window: DEFAULT_CONTEXT_WINDOW,
             max_output_tokens: None,
             retry: retry::Policy::default(),
             models: Vec::new(),
@@ -53,35 +51,6 @@ impl Endpoint {
 /// A `[providers.NAME]` section cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// A key is missing that this kind needs.
-    #[error("providers.{provider}: `{key}` is missing; a provider of this kind needs {need}")]
-    Missing {
-        /// The section's name.
-        provider: String,
-        /// The key.
-        key: &'static str,
-        /// What it is for.
-        need: &'static str,
-    },
-    /// The URL is not one.
-    #[error("providers.{provider}: `base_url` is not a URL such as https://api.example/v1: {reason}")]
-    BaseUrl {
-        /// The section's name.
-        provider: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// No such field on the wire.
-    #[error(
-        "providers.{provider}: `reasoning_field` is `{value}`; \
-         expected `reasoning_content`, `reasoning` or `reasoning_details`"
-    )]
-    ReasoningField {
-        /// The section's name.
-        provider: String,
-        /// What it says.
-        value: String,
-    },
     /// The script cannot be played.
     #[error("providers.{provider}: {source}")]
     Script {
@@ -105,20 +74,15 @@ impl Catalog {
     pub fn new(providers: &BTreeMap<String, ProviderConfig>, clock: &Arc<dyn Clock>) -> Result<Self, CatalogError> {
         let mut catalog = Self::default();
         for (name, config) in providers {
-            let provider: Arc<dyn Provider> = match config.kind {
-                ProviderKind::OpenaiChat => {
-                    let wire = OpenAiChat::new(reasoning_field(name, config)?);
-                    let provider = HttpProvider::new(wire, http_settings(name, config)?, Arc::clone(clock))
+            let provider: Arc<dyn Provider> = match &config.wire {
+                WireConfig::OpenaiChat(chat) => {
+                    let wire = OpenAiChat::new(chat.reasoning_field);
+                    let provider = HttpProvider::new(wire, http_settings(chat), Arc::clone(clock))
                         .map_err(|source| CatalogError::Setup { provider: name.clone(), source })?;
                     Arc::new(provider)
                 }
-                ProviderKind::Scripted => {
-                    let path = config.script.as_ref().ok_or_else(|| CatalogError::Missing {
-                        provider: name.clone(),
-                        key: "script",
-                        need: "the file it plays",
-                    })?;
-                    let provider = ScriptedProvider::from_file(path)
+                WireConfig::Scripted(script) => {
+                    let provider = ScriptedProvider::load(script)
                         .map_err(|source| CatalogError::Script { provider: name.clone(), source })?;
                     Arc::new(provider)
                 }
@@ -130,7 +94,7 @@ impl Catalog {
                     max_output_tokens: config.max_output_tokens,
                     retry: retry::Policy::new(config.max_retries),
                     models: config.models.clone(),
-                    ..Endpoint::new(provider, config.kind)
+                    ..Endpoint::new(provider, config.kind())
                 },
             );
         }
@@ -153,41 +117,19 @@ impl Catalog {
     }
 }
 
-fn reasoning_field(name: &str, config: &ProviderConfig) -> Result<Option<ReasoningField>, CatalogError> {
-    let Some(value) = &config.reasoning_field else { return Ok(None) };
-    match ReasoningField::ALL.into_iter().find(|field| field.as_str() == value) {
-        Some(field) => Ok(Some(field)),
-        None => Err(CatalogError::ReasoningField { provider: name.to_owned(), value: value.clone() }),
-    }
-}
-
-fn http_settings(name: &str, config: &ProviderConfig) -> Result<HttpSettings, CatalogError> {
-    let text = config.base_url.as_ref().ok_or_else(|| CatalogError::Missing {
-        provider: name.to_owned(),
-        key: "base_url",
-        need: "the address of its server, with the version",
-    })?;
-    let invalid = |reason: String| CatalogError::BaseUrl { provider: name.to_owned(), reason };
-    let base_url = Url::parse(text).map_err(|error| invalid(error.to_string()))?;
-    if !matches!(base_url.scheme(), "http" | "https") {
-        return Err(invalid(format!("its scheme is `{}`, only http and https are spoken", base_url.scheme())));
-    }
-    if !base_url.username().is_empty() || base_url.password().is_some() {
-        return Err(invalid(
-            "it holds a user name or password; put the key into a variable and name it in `api_key_env`".into(),
-        ));
-    }
-    Ok(HttpSettings {
-        base_url,
+fn http_settings(config: &OpenaiChatConfig) -> HttpSettings {
+    HttpSettings {
+        base_url: config.base_url.as_url().clone(),
         api_key: config.api_key.clone(),
         connect_timeout: Duration::from_millis(config.connect_timeout_ms),
         idle_timeout: Duration::from_millis(config.idle_timeout_ms),
-    })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ScriptSource;
     use crate::time::SystemClock;
 
     fn catalog(toml: serde_json::Value) -> Result<Catalog, String> {
@@ -218,27 +160,16 @@ mod tests {
     }
 
     #[test]
-    fn unusable_sections_are_named_with_what_is_wrong() {
-        for (section, expected) in [
-            (serde_json::json!({"kind": "openai_chat"}), "providers.p: `base_url` is missing"),
-            (serde_json::json!({"kind": "scripted"}), "providers.p: `script` is missing"),
-            (
-                serde_json::json!({"kind": "scripted", "script": "/no/such/file"}),
-                "providers.p: the script /no/such/file",
-            ),
-            (serde_json::json!({"kind": "openai_chat", "base_url": "localhost"}), "`base_url` is not a URL"),
-            (serde_json::json!({"kind": "openai_chat", "base_url": "ftp://h/v1"}), "its scheme is `ftp`"),
-            (
-                serde_json::json!({"kind": "openai_chat", "base_url": "http://u:secret@h/v1"}),
-                "it holds a user name or password",
-            ),
-            (
-                serde_json::json!({"kind": "openai_chat", "base_url": "http://h/v1", "reasoning_field": "thoughts"}),
-                "`reasoning_field` is `thoughts`",
-            ),
-        ] {
-            let error = catalog(serde_json::json!({"p": section})).err().unwrap();
-            assert!(error.contains(expected) && !error.contains("secret"), "{error}");
-        }
+    fn a_script_that_cannot_be_played_is_named() {
+        let error = catalog(serde_json::json!({"p": {"kind": "scripted", "script": "/no/such/file"}})).err().unwrap();
+        assert!(error.starts_with("providers.p: the script /no/such/file cannot be read: "), "{error}");
+    }
+
+    #[test]
+    fn the_demonstration_can_be_played() {
+        let demo = ProviderConfig::new(WireConfig::Scripted(ScriptSource::Demo));
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let catalog = Catalog::new(&BTreeMap::from([("demo".to_owned(), demo)]), &clock).unwrap();
+        assert_eq!(catalog.get("demo").unwrap().kind, ProviderKind::Scripted);
     }
 }

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use crate::config::DEFAULT_MAX_RETRIES;
 use crate::domain::ModelFailure;
 
 /// How often and how patiently a call is repeated.
@@ -61,7 +62,7 @@ impl Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self::new(2)
+        Self::new(DEFAULT_MAX_RETRIES)
     }
 }
 

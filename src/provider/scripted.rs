@@ -4,7 +4,6 @@
 //! those of a real provider, so the same rules hold: an empty turn is a failure, token counts are checked.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,6 +16,7 @@ use super::client::{check_complete, corrupt};
 use super::json::Piece;
 use super::names::NameMap;
 use super::{DeltaSink, Provider};
+use crate::config::{DEMO_SCRIPT, ScriptSource};
 use crate::domain::{Delta, FailureClass, FinishReason, ModelFailure, ModelRequest, ModelTurn, TokenUsage};
 
 /// What a model says, step by step.
@@ -158,13 +158,23 @@ impl ScriptedProvider {
         }
     }
 
-    /// A provider that plays the JSON of this file.
-    pub fn from_file(path: &Path) -> Result<Self, ScriptError> {
-        let shown = path.display().to_string();
-        let text = fs::read_to_string(path).map_err(|source| ScriptError::Read { path: shown.clone(), source })?;
-        let mut json = serde_json::Deserializer::from_str(&text);
+    /// A provider that plays the built-in demonstration, or the JSON of a file.
+    pub fn load(source: &ScriptSource) -> Result<Self, ScriptError> {
+        match source {
+            ScriptSource::Demo => Self::parse("of the demonstration", DEMO_SCRIPT),
+            ScriptSource::File(path) => {
+                let shown = path.display().to_string();
+                let text =
+                    fs::read_to_string(path).map_err(|source| ScriptError::Read { path: shown.clone(), source })?;
+                Self::parse(&shown, &text)
+            }
+        }
+    }
+
+    fn parse(path: &str, text: &str) -> Result<Self, ScriptError> {
+        let mut json = serde_json::Deserializer::from_str(text);
         let script = serde_path_to_error::deserialize(&mut json).map_err(|error| ScriptError::Form {
-            path: shown,
+            path: path.to_owned(),
             at: error.path().to_string(),
             source: error.into_inner(),
         })?;

@@ -113,7 +113,7 @@ fn a_script_is_checked_when_it_is_loaded() {
     let path = directory.path().join("s.json");
     let load = |text: &str| {
         fs::write(&path, text).unwrap();
-        ScriptedProvider::from_file(&path).map(|_| ()).map_err(|error| error.to_string())
+        ScriptedProvider::load(&ScriptSource::File(path.clone())).map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!(load(r#"{"turns":[{"text":"hi"}]}"#), Ok(()));
     for (text, expected) in [
@@ -126,5 +126,5 @@ fn a_script_is_checked_when_it_is_loaded() {
         let error = load(text).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
-    assert!(ScriptedProvider::from_file(&directory.path().join("none")).is_err());
+    assert!(ScriptedProvider::load(&ScriptSource::File(directory.path().join("none"))).is_err());
 }

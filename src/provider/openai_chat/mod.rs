@@ -9,6 +9,8 @@ mod encode;
 pub use decode::ChatDecoder;
 pub use encode::encode;
 
+pub use crate::config::ReasoningField;
+
 use super::error::ProviderError;
 use super::http::Wire;
 use super::names::NameMap;
@@ -16,31 +18,6 @@ use crate::domain::ModelRequest;
 
 /// The name of this wire in the tokens it makes.
 pub(super) const WIRE: &str = "openai_chat";
-
-/// Where a server wants its reasoning back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReasoningField {
-    /// Text, as DeepSeek names it.
-    ReasoningContent,
-    /// Text.
-    Reasoning,
-    /// The entries of OpenRouter, with their signatures.
-    ReasoningDetails,
-}
-
-impl ReasoningField {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::ReasoningContent, Self::Reasoning, Self::ReasoningDetails];
-
-    /// The field's name on the wire.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ReasoningContent => "reasoning_content",
-            Self::Reasoning => "reasoning",
-            Self::ReasoningDetails => "reasoning_details",
-        }
-    }
-}
 
 /// What a server understands. Begins with the usual and is corrected by its refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,10 +21,6 @@ pub(super) use replace::Replaced;
 use crate::config::WorkspaceConfig;
 use path::RelPath;
 
-/// Largest file a tool may write in a scratch workspace, in bytes.
-const SCRATCH_MAX_FILE_BYTES: u64 = 10 * 1024 * 1024;
-/// Most files and directories a scratch workspace may hold.
-const SCRATCH_MAX_FILES: u64 = 10_000;
 /// Most entries read of one directory.
 const MAX_ENTRIES: usize = 100_000;
 
@@ -80,9 +76,8 @@ impl Workspace {
         Ok(Self { root, dir, writable, max_file_bytes, max_files, changes: Mutex::new(()) })
     }
 
-    /// Makes a fresh, empty, writable directory of mode 0700 with the default quotas: files up to 10 MiB,
-    /// 10 000 files and directories. Missing parents are made with it; the directory itself must not exist.
-    /// Removing it is up to the caller.
+    /// Makes a fresh, empty, writable directory of mode 0700 with the default quotas. Missing parents are made
+    /// with it; the directory itself must not exist. Removing it is up to the caller.
     pub fn scratch(path: &Path) -> Result<Self, WorkspaceError> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::AlreadyExists => WorkspaceError::Exists { path: path.to_owned() },
@@ -95,12 +90,7 @@ impl Workspace {
             builder.recursive(true).create(parent).map_err(failed)?;
         }
         builder.recursive(false).create(&root).map_err(failed)?;
-        let config = WorkspaceConfig {
-            path: root,
-            writable: true,
-            max_file_bytes: SCRATCH_MAX_FILE_BYTES,
-            max_files: SCRATCH_MAX_FILES,
-        };
+        let config = WorkspaceConfig { writable: true, ..WorkspaceConfig::at(root) };
         Self::open(&config)
     }
 

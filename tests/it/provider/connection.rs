@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hames::config::ProviderConfig;
+use hames::config::{ProviderConfig, WireConfig};
 use hames::domain::{Delta, FailureClass, FinishReason, ModelFailure};
 use hames::provider::{Catalog, DeltaSink, Provider};
 use hames::time::{Clock, SystemClock};
@@ -207,7 +207,8 @@ async fn the_key_is_sent_and_never_told() {
     let upstream = Upstream::start(vec![Response::json(401, &echo).into()]).await;
     let mut config: ProviderConfig =
         serde_json::from_value(json!({"kind": "openai_chat", "base_url": upstream.base_url()})).unwrap();
-    config.api_key = Some(SecretString::from("sk-secret"));
+    let WireConfig::OpenaiChat(chat) = &mut config.wire else { panic!("{config:?}") };
+    chat.api_key = Some(SecretString::from("sk-secret"));
     let catalog = Catalog::new(&[("local".to_owned(), config)].into(), &clock()).unwrap();
     let failure = call(&catalog.get("local").unwrap().provider).await.unwrap_err();
     assert!(failure.message.ends_with("Incorrect API key provided: [key]"), "{failure:?}");
