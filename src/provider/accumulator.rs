@@ -16,8 +16,11 @@ use crate::domain::{Arguments, Delta, FinishReason, ModelTurn, Part, ReasoningTo
 pub const MAX_CALLS: usize = 128;
 /// Most bytes of one call's arguments.
 pub const MAX_ARGUMENT_BYTES: usize = 1024 * 1024;
-/// Most bytes of text and reasoning of one turn together.
-pub const MAX_TEXT_BYTES: usize = 8 * 1024 * 1024;
+/// Most bytes that one response may make this process keep: text, reasoning and its tokens, names, ids and arguments
+/// of calls together.
+pub const MAX_RESPONSE_BYTES: usize = 8 * 1024 * 1024;
+/// What a part or a call costs besides its text.
+const ITEM_BYTES: usize = 64;
 
 /// A piece of a response in the form all wires share.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,9 +71,9 @@ pub enum AccumulateError {
     /// More than the bound for arguments.
     #[error("the arguments of tool call {0} are longer than {MAX_ARGUMENT_BYTES} bytes")]
     ArgumentsTooLong(usize),
-    /// More than the bound for text.
-    #[error("the response has more than {MAX_TEXT_BYTES} bytes of text")]
-    TextTooLong,
+    /// More than the bound for everything.
+    #[error("the response is larger than {0} bytes")]
+    TooLarge(usize),
     /// A call without a name.
     #[error("tool call {0} has no name")]
     NoName(usize),
@@ -92,7 +95,11 @@ pub struct Accumulator {
     names: NameMap,
     step: u32,
     content: Vec<Part>,
-    text_bytes: usize,
+    /// What everything below takes, and most of it.
+    bytes: usize,
+    max_bytes: usize,
+    /// What the decoder keeps itself.
+    aside: usize,
     text_joiner: Rejoiner,
     reasoning_joiner: Rejoiner,
     calls: Vec<Call>,
@@ -120,13 +127,35 @@ impl Accumulator {
             names,
             step,
             content: Vec::new(),
-            text_bytes: 0,
+            bytes: 0,
+            max_bytes: MAX_RESPONSE_BYTES,
+            aside: 0,
             text_joiner: Rejoiner::default(),
             reasoning_joiner: Rejoiner::default(),
             calls: Vec::new(),
             finish: None,
             usage: None,
         }
+    }
+
+    /// The same with another bound than [`MAX_RESPONSE_BYTES`].
+    pub fn bounded(self, max_bytes: usize) -> Self {
+        Self { max_bytes, ..self }
+    }
+
+    /// Counts what a decoder keeps of the response outside of its fragments: bytes in all so far.
+    pub fn set_aside(&mut self, bytes: usize) -> Result<(), AccumulateError> {
+        self.aside = bytes;
+        self.charge(0)
+    }
+
+    /// Counts what is about to be kept.
+    fn charge(&mut self, bytes: usize) -> Result<(), AccumulateError> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes.saturating_add(self.aside) > self.max_bytes {
+            return Err(AccumulateError::TooLarge(self.max_bytes));
+        }
+        Ok(())
     }
 
     /// Takes one fragment.
@@ -201,10 +230,11 @@ impl Accumulator {
         if more.is_empty() {
             return Ok(());
         }
-        self.text_bytes += more.len();
-        if self.text_bytes > MAX_TEXT_BYTES {
-            return Err(AccumulateError::TextTooLong);
-        }
+        let continues = matches!(
+            (kind, self.content.last()),
+            (Kind::Text, Some(Part::Text { .. })) | (Kind::Reasoning, Some(Part::Reasoning { .. }))
+        );
+        self.charge(more.len() + if continues { 0 } else { ITEM_BYTES })?;
         match (kind, self.content.last_mut()) {
             (Kind::Text, Some(Part::Text { text })) | (Kind::Reasoning, Some(Part::Reasoning { text, .. })) => {
                 text.push_str(more);
@@ -240,6 +270,7 @@ impl Accumulator {
                 Some(slot) => slot,
                 None if self.calls.len() >= MAX_CALLS => return Err(AccumulateError::TooManyCalls),
                 None => {
+                    self.charge(ITEM_BYTES)?;
                     self.calls.push(Call { index: entry.index, ..Call::default() });
                     self.calls.len() - 1
                 }
@@ -283,6 +314,13 @@ impl Accumulator {
     }
 
     fn extend(&mut self, slot: usize, entry: CallFragment, sink: &mut dyn DeltaSink) -> Result<(), AccumulateError> {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let arguments = match &entry.arguments {
+            ArgumentPiece::None => 0,
+            ArgumentPiece::Text(piece) => piece.len(),
+            ArgumentPiece::Value(json) => json.len(),
+        };
+        self.charge(text(&entry.id) + text(&entry.name) + arguments)?;
         let Some(call) = self.calls.get_mut(slot) else { return Ok(()) };
         if call.index.is_none() {
             call.index = entry.index;

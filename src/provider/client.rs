@@ -29,6 +29,8 @@ pub trait Decoder: Send {
     fn stray(&mut self, line: &str) -> Result<(), StreamError>;
     /// Reads an answer that came as one document.
     fn whole(&mut self, body: &str, out: &mut Vec<Fragment>) -> Result<(), StreamError>;
+    /// Bytes of memory that it keeps of the response itself, besides the fragments.
+    fn kept(&self) -> usize;
     /// The token of the reasoning read so far, once.
     fn token(&mut self) -> Option<ReasoningToken>;
     /// What the model said in place of an answer when it declined.
@@ -56,6 +58,9 @@ pub enum StreamError {
     /// Token counts that cannot be.
     #[error(transparent)]
     Usage(InvalidUsage),
+    /// More of something than is taken for real.
+    #[error("the response has more than {0}")]
+    TooMany(&'static str),
 }
 
 /// The bytes of one response, on the way to a turn. Pure: any cut of the same bytes gives the same result.
@@ -184,6 +189,7 @@ impl<D: Decoder> Reader<D> {
     }
 
     fn fold(&mut self, sink: &mut dyn DeltaSink) -> Result<(), ModelFailure> {
+        self.accumulator.set_aside(self.decoder.kept()).map_err(corrupt)?;
         self.fragments.drain(..).try_for_each(|fragment| self.accumulator.push(fragment, sink)).map_err(corrupt)
     }
 }
@@ -224,7 +230,7 @@ fn unreadable(error: StreamError) -> ModelFailure {
         StreamError::Unreadable(text) => {
             protocol(format!("the response holds something unreadable: {}", excerpt(&text)))
         }
-        StreamError::Usage(error) => protocol(error.to_string()),
+        StreamError::Usage(_) | StreamError::TooMany(_) => protocol(error.to_string()),
     }
 }
 

@@ -306,6 +306,73 @@ proptest! {
     }
 }
 
+/// Nothing of a response makes this process keep more than the bound, whatever it is made of.
+#[test]
+fn everything_a_response_adds_counts_once_against_one_bound() {
+    const BOUND: usize = 20_000;
+    let x = "x".repeat(100);
+    let call = |index: usize, entry: Value| {
+        let mut entry = entry;
+        entry["index"] = json!(index);
+        json!({"tool_calls": [entry]})
+    };
+    let kinds: [(&str, &dyn Fn(usize) -> Value, usize); 9] = [
+        ("text", &|_| json!({"content": x}), 190),
+        ("reasoning", &|_| json!({"reasoning": x}), 190),
+        ("parts", &|n| if n % 2 == 0 { json!({"content": "a"}) } else { json!({"reasoning": "a"}) }, 290),
+        ("arguments of one call", &|_| call(0, json!({"function": {"name": "t", "arguments": x}})), 190),
+        ("arguments of many", &|n| call(n % 100, json!({"function": {"name": "t", "arguments": x}})), 120),
+        ("names", &|_| call(0, json!({"function": {"name": x}})), 190),
+        ("refusal", &|_| json!({"refusal": x}), 190),
+        ("details", &|_| json!({"reasoning_details": [{"data": x}]}), 20),
+        ("one detail", &|_| json!({"reasoning_details": [{"index": 0, "type": "e", "signature": x}]}), 20),
+    ];
+    for (kind, delta, at_least) in kinds {
+        let accumulator = Accumulator::new(1, NameMap::default()).bounded(BOUND);
+        let mut reader = Reader::new(Some("text/event-stream"), ChatDecoder::default(), accumulator);
+        let mut push = |n| reader.push(chunk(&delta(n), None).as_bytes(), &mut Texts::default());
+        let (taken, failure) =
+            (0..1_000).find_map(|n| Some((n, push(n).err()?))).unwrap_or_else(|| panic!("{kind} has no bound"));
+        assert_eq!(
+            (failure.class, failure.message.as_str()),
+            (FailureClass::Protocol, "the response is larger than 20000 bytes"),
+            "{kind}"
+        );
+        assert!((at_least..=400).contains(&taken), "{kind}: {taken} chunks");
+    }
+    // Kinds share it.
+    let accumulator = Accumulator::new(1, NameMap::default()).bounded(BOUND);
+    let mut reader = Reader::new(None, ChatDecoder::default(), accumulator);
+    let all = json!({"content": "x".repeat(9_000), "refusal": "x".repeat(9_000), "reasoning": "x".repeat(3_000)});
+    let body = json!({"choices": [{"message": all, "finish_reason": "stop"}]}).to_string();
+    reader.push(body.as_bytes(), &mut Texts::default()).unwrap();
+    let failure = reader.end("the stream ended", &mut Texts::default()).unwrap_err();
+    assert_eq!(failure.message, "the response is larger than 20000 bytes");
+}
+
+#[test]
+fn the_usual_bound_is_eight_mebibytes() {
+    let piece = say(&"x".repeat(512 * 1024));
+    let mut reader = reader(Some("text/event-stream"));
+    let mut push = || reader.push(piece.as_bytes(), &mut Texts::default());
+    for _ in 0..15 {
+        push().unwrap();
+    }
+    assert_eq!(push().unwrap_err().message, "the response is larger than 8388608 bytes");
+}
+
+/// A fragment is compared with every numbered entry, so their number is bounded.
+#[test]
+fn reasoning_details_that_are_numbered_without_end_are_refused() {
+    let details: Vec<Value> = (0..10_000).map(|index| json!({"index": index})).collect();
+    let body = chunk(&json!({"reasoning_details": details}), None);
+    let (class, message) = failed(&body);
+    assert_eq!(
+        (class, message.as_str()),
+        (FailureClass::Protocol, "the response has more than 1024 numbered reasoning details")
+    );
+}
+
 #[test]
 fn parts_of_the_turn_are_whole() {
     let body = chunk(&json!({"reasoning_content": "hm", "reasoning": "hm"}), None) + &say("Hi") + DONE;

@@ -22,6 +22,11 @@ impl From<&str> for Piece {
 }
 
 impl Piece {
+    /// Its bytes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -8,6 +8,7 @@
 //! activity, forgets the last unclosed event, refuses invalid UTF-8 and has no bound on a line or an event.
 
 use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest line, in bytes.
@@ -33,8 +34,8 @@ pub struct Event {
     pub name: String,
     /// The `data` lines, joined by line feeds; never empty.
     pub data: String,
-    /// The last `id` seen in the stream so far.
-    pub id: String,
+    /// The last `id` seen in the stream so far. Shared: it is as long as a line may be, and part of every event after.
+    pub id: Arc<str>,
 }
 
 /// The stream is larger than anything that is taken for real.
@@ -59,7 +60,7 @@ pub struct Decoder {
     started: bool,
     name: String,
     data: Option<String>,
-    id: String,
+    id: Arc<str>,
     retry: Option<Duration>,
 }
 
@@ -136,7 +137,7 @@ impl Decoder {
             }
             "event" => value.clone_into(&mut self.name),
             "id" if value.contains('\0') => {}
-            "id" => value.clone_into(&mut self.id),
+            "id" => self.id = value.into(),
             "retry" => {
                 if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
                     self.retry = value.parse().ok().map(Duration::from_millis).or(self.retry);
@@ -150,7 +151,7 @@ impl Decoder {
     fn dispatch(&mut self, out: &mut Vec<Frame>) {
         let name = mem::take(&mut self.name);
         if let Some(data) = self.data.take().filter(|data| !data.is_empty()) {
-            out.push(Frame::Event(Event { name, data, id: self.id.clone() }));
+            out.push(Frame::Event(Event { name, data, id: Arc::clone(&self.id) }));
         }
     }
 }

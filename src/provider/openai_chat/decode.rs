@@ -11,11 +11,13 @@ use crate::provider::error::ProviderError;
 use crate::provider::json::{self, Fields, Piece};
 use crate::provider::sse::Event;
 
+/// Most entries of `reasoning_details` that a response numbers. Each stands for a block of reasoning.
+const MAX_NUMBERED_DETAILS: usize = 1_024;
+
 /// The state of one response.
 #[derive(Debug, Default)]
 pub struct ChatDecoder {
-    /// Entries of `reasoning_details`, merged.
-    details: Vec<Value>,
+    details: Details,
     /// What the model says in place of an answer when it declines.
     refusal: String,
 }
@@ -73,8 +75,12 @@ impl Decoder for ChatDecoder {
         self.chunk(&fields, "message", out)
     }
 
+    fn kept(&self) -> usize {
+        self.details.bytes + self.refusal.len()
+    }
+
     fn token(&mut self) -> Option<ReasoningToken> {
-        let details = std::mem::take(&mut self.details);
+        let details = std::mem::take(&mut self.details.entries);
         (!details.is_empty()).then(|| ReasoningToken { wire: WIRE.to_owned(), data: details.into() })
     }
 
@@ -99,7 +105,7 @@ impl ChatDecoder {
             if let Some(delta) =
                 choice.object(part).or_else(|| choice.object("delta")).or_else(|| choice.object("message"))
             {
-                self.delta(&delta, out);
+                self.delta(&delta, out)?;
             }
             match choice.string("finish_reason").as_deref() {
                 // Some servers write an empty string where `null` belongs.
@@ -114,8 +120,8 @@ impl ChatDecoder {
         Ok(())
     }
 
-    fn delta(&mut self, delta: &Fields<'_>, out: &mut Vec<Fragment>) {
-        self.reasoning(delta, out);
+    fn delta(&mut self, delta: &Fields<'_>, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
+        self.reasoning(delta, out)?;
         if let Some(content) = delta.get("content") {
             match json::piece(content) {
                 Some(text) if text.is_empty() => {}
@@ -131,10 +137,11 @@ impl ChatDecoder {
         if !calls.is_empty() {
             out.push(Fragment::Calls(calls));
         }
+        Ok(())
     }
 
     /// Reads reasoning from the first field that has any: gateways repeat the same text in several.
-    fn reasoning(&mut self, delta: &Fields<'_>, out: &mut Vec<Fragment>) {
+    fn reasoning(&mut self, delta: &Fields<'_>, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
         let details: Vec<Value> = delta.items("reasoning_details").into_iter().filter_map(json::value).collect();
         let text = ["reasoning_content", "reasoning"]
             .into_iter()
@@ -151,9 +158,7 @@ impl ChatDecoder {
                 }
             }
         }
-        for detail in details {
-            merge_detail(&mut self.details, detail);
-        }
+        details.into_iter().try_for_each(|detail| self.details.merge(detail))
     }
 }
 
@@ -194,21 +199,59 @@ fn read_call(entry: &Fields<'_>) -> CallFragment {
     }
 }
 
-/// Merges a fragment of `reasoning_details` into the entry of the same type and index: texts grow, the
-/// rest (signature, format, id) is taken over.
-fn merge_detail(details: &mut Vec<Value>, fragment: Value) {
-    let Value::Object(fragment) = fragment else { return };
-    let same = |entry: &&mut Value| {
-        let equal_or_absent = |name: &str| match (entry.get(name), fragment.get(name)) {
-            (Some(a), Some(b)) => a == b,
-            (None, _) | (_, None) => true,
-        };
-        fragment.contains_key("index") && entry.get("index") == fragment.get("index") && equal_or_absent("type")
-    };
-    match details.iter_mut().find(same) {
-        Some(Value::Object(entry)) => merge_fields(entry, fragment),
-        Some(_) | None => details.push(Value::Object(fragment)),
+/// Entries of `reasoning_details`, merged.
+#[derive(Debug, Default)]
+struct Details {
+    entries: Vec<Value>,
+    /// Where the entries with an index stand: a fragment is compared with each of them.
+    numbered: Vec<usize>,
+    /// About what came takes in memory.
+    bytes: usize,
+}
+
+impl Details {
+    /// Merges a fragment into the entry of the same type and index: texts grow, the rest (signature, format, id) is
+    /// taken over. One without an index is an entry of its own.
+    fn merge(&mut self, fragment: Value) -> Result<(), StreamError> {
+        self.bytes = self.bytes.saturating_add(weight(&fragment));
+        let Value::Object(fragment) = fragment else { return Ok(()) };
+        if fragment.contains_key("index") {
+            let same = |entry: &Value| {
+                let equal_or_absent = |name: &str| match (entry.get(name), fragment.get(name)) {
+                    (Some(a), Some(b)) => a == b,
+                    (None, _) | (_, None) => true,
+                };
+                entry.get("index") == fragment.get("index") && equal_or_absent("type")
+            };
+            let place = self.numbered.iter().find(|place| self.entries.get(**place).is_some_and(same));
+            if let Some(Value::Object(entry)) = place.and_then(|place| self.entries.get_mut(*place)) {
+                merge_fields(entry, fragment);
+                return Ok(());
+            }
+            if self.numbered.len() == MAX_NUMBERED_DETAILS {
+                return Err(StreamError::TooMany("1024 numbered reasoning details"));
+            }
+            self.numbered.push(self.entries.len());
+        }
+        self.entries.push(Value::Object(fragment));
+        Ok(())
     }
+}
+
+/// About what a value takes in memory. An object of one field takes as much as one of eleven.
+fn weight(value: &Value) -> usize {
+    const VALUE: usize = size_of::<Value>();
+    const NODE: usize = 11 * (size_of::<String>() + VALUE);
+    VALUE
+        + match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(weight).sum(),
+            Value::Object(fields) => {
+                let nodes = fields.len().div_ceil(11) * NODE;
+                nodes + fields.iter().map(|(name, value)| name.len() + weight(value)).sum::<usize>()
+            }
+        }
 }
 
 fn merge_fields(entry: &mut Map<String, Value>, fragment: Map<String, Value>) {

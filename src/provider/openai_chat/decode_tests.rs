@@ -165,7 +165,7 @@ fn usage_is_checked() {
 
 #[test]
 fn errors_in_the_stream_are_found_in_every_form() {
-    let named = |name: &str, data: &str| Event { name: name.into(), data: data.into(), id: String::new() };
+    let named = |name: &str, data: &str| Event { name: name.into(), data: data.into(), id: "".into() };
     for (event, class, message) in [
         (
             named("", r#"{"choices":[],"error":{"code":502,"message":"worker limit"}}"#),
