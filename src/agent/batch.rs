@@ -7,7 +7,7 @@ use super::machine::Machine;
 use super::repeat::Candidate;
 use super::state::{Interrupt, Phase, Slot, UnexpectedObservation};
 use crate::domain::{
-    AssistantMessage, Effect, EndStatus, EventBody, FinishReason, Message, ModelTurn, OnRepeat, OutcomeKind,
+    AssistantMessage, Effect, EndStatus, ErrorMark, EventBody, FinishReason, Message, ModelTurn, OnRepeat, OutcomeKind,
     ParallelTools, ToolCall, ToolMessage, ToolOutcome,
 };
 
@@ -167,20 +167,20 @@ impl Machine {
         events: &mut Vec<EventBody>,
     ) -> Result<(), UnexpectedObservation> {
         let content = cut_middle(&outcome.content, self.spec.context.max_tool_result_chars).into_owned();
-        let (name, is_error) = (call.name.clone(), outcome.kind.is_error());
+        let name = call.name.clone();
         self.transcript.push(Message::Tool(ToolMessage {
             call_id: outcome.call_id.clone(),
             name: name.clone(),
             content: content.clone(),
             outcome: outcome.kind,
-            is_error,
+            is_error: ErrorMark,
         }))?;
         events.push(EventBody::ToolEnd {
             step: self.state.steps,
             call_id: outcome.call_id,
             name,
             outcome: outcome.kind,
-            is_error,
+            is_error: ErrorMark,
             content,
             duration_ms: outcome.duration_ms,
         });

@@ -20,7 +20,7 @@ fn round(number: usize, calls: usize, size: usize) -> Vec<Message> {
             name: "t".into(),
             content: "y".repeat(size),
             outcome: OutcomeKind::Result,
-            is_error: false,
+            is_error: crate::domain::ErrorMark,
         })
     });
     std::iter::once(assistant).chain(results).collect()

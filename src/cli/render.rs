@@ -132,7 +132,8 @@ impl Terminal {
             EventBody::ToolStart { step: _, call_id: _, name, arguments, effect: _ } => {
                 self.line(&format!("> {name} {}", short(&arguments_text(&arguments))))
             }
-            EventBody::ToolEnd { step: _, call_id: _, name, outcome, is_error, content, duration_ms } => {
+            EventBody::ToolEnd { step: _, call_id: _, name, outcome, is_error: _, content, duration_ms } => {
+                let is_error = outcome.is_error();
                 let outcome = serde_json::to_value(outcome).unwrap_or_default();
                 let outcome = outcome.as_str().unwrap_or_default().replace('_', " ");
                 let time = duration(duration_ms);

@@ -1,12 +1,14 @@
 //! Durable events: the numbered log of a run, which is also its transcript.
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct as _;
+use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::run::RunView;
 use super::{
-    Arguments, Effect, FailureClass, FinishReason, Message, ModelRef, OutcomeKind, RunId, Seq, Timestamp, TokenUsage,
+    Arguments, Effect, ErrorMark, FailureClass, FinishReason, Message, ModelRef, OutcomeKind, RunId, Seq, Timestamp,
+    TokenUsage,
 };
 
 /// What happened, without number and time. Serialised once, when it is made; every reader gets the same bytes.
@@ -90,6 +92,7 @@ pub enum EventBody<R = serde_json::Value> {
         effect: Effect,
     },
     /// A tool call has its outcome; this is its entry in the transcript.
+    #[serde(serialize_with = "tool_end")]
     ToolEnd {
         /// The step.
         step: u32,
@@ -100,7 +103,8 @@ pub enum EventBody<R = serde_json::Value> {
         /// How it ended.
         outcome: OutcomeKind,
         /// Whether the model is told that the call failed.
-        is_error: bool,
+        #[schema(value_type = bool)]
+        is_error: ErrorMark,
         /// What the model reads.
         content: String,
         /// Milliseconds from its start; zero when it never started.
@@ -134,6 +138,29 @@ pub enum EventBody<R = serde_json::Value> {
         /// Milliseconds from its start; zero when it never started.
         duration_ms: u64,
     },
+}
+
+/// Writes the fields of [`EventBody::ToolEnd`].
+#[expect(clippy::too_many_arguments, reason = "the fields of the variant, as serde hands them over")]
+fn tool_end<S: Serializer>(
+    step: &u32,
+    call_id: &str,
+    name: &str,
+    outcome: &OutcomeKind,
+    _is_error: &ErrorMark,
+    content: &str,
+    duration_ms: &u64,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let mut form = serializer.serialize_struct("ToolEnd", 7)?;
+    form.serialize_field("step", step)?;
+    form.serialize_field("call_id", call_id)?;
+    form.serialize_field("name", name)?;
+    form.serialize_field("outcome", outcome)?;
+    form.serialize_field("is_error", &outcome.is_error())?;
+    form.serialize_field("content", content)?;
+    form.serialize_field("duration_ms", duration_ms)?;
+    form.end()
 }
 
 /// A limit that can be warned of.
@@ -304,6 +331,24 @@ mod tests {
             json!({"run_id": "run_00000000000000000000000000000000", "seq": 7, "time": "1970-01-01T00:00:00.000Z",
                    "type": "model_start", "step": 1, "attempt": 2})
         );
+    }
+
+    #[test]
+    fn the_end_of_a_call_says_whether_it_failed_and_reads_back_without_that() {
+        let body: EventBody = EventBody::ToolEnd {
+            step: 1,
+            call_id: "c".into(),
+            name: "t".into(),
+            outcome: OutcomeKind::Aborted,
+            is_error: ErrorMark,
+            content: "x".into(),
+            duration_ms: 2,
+        };
+        let text = r#"{"type":"tool_end","step":1,"call_id":"c","name":"t","outcome":"aborted","is_error":true,"content":"x","duration_ms":2}"#;
+        assert_eq!(EncodedBody::new(&body).unwrap().json, text);
+        for text in [text.to_owned(), text.replace("true", "false")] {
+            assert_eq!(serde_json::from_str::<EventBody>(&text).unwrap(), body);
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! What is said in a run: user, assistant and tool messages, in order, append-only.
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct as _;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::OutcomeKind;
+use super::{ErrorMark, OutcomeKind};
 
 /// One entry of a transcript.
 ///
@@ -42,7 +43,7 @@ pub struct AssistantMessage {
 }
 
 /// The outcome of one tool call, as the model reads it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
 pub struct ToolMessage {
     /// The call this answers.
     pub call_id: String,
@@ -53,7 +54,21 @@ pub struct ToolMessage {
     /// How the call ended.
     pub outcome: OutcomeKind,
     /// Whether the model is told that the call failed; follows from `outcome`.
-    pub is_error: bool,
+    #[schema(value_type = bool)]
+    pub is_error: ErrorMark,
+}
+
+impl Serialize for ToolMessage {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { call_id, name, content, outcome, is_error: ErrorMark } = self;
+        let mut form = serializer.serialize_struct("ToolMessage", 5)?;
+        form.serialize_field("call_id", call_id)?;
+        form.serialize_field("name", name)?;
+        form.serialize_field("content", content)?;
+        form.serialize_field("outcome", outcome)?;
+        form.serialize_field("is_error", &outcome.is_error())?;
+        form.end()
+    }
 }
 
 /// A piece of a message.
@@ -311,5 +326,29 @@ mod tests {
                    "tool_calls": [{"id": "c1", "name": "t", "arguments": {}}]})
         );
         assert_eq!(serde_json::from_value::<Message>(value).unwrap(), message);
+    }
+
+    #[test]
+    fn whether_a_result_is_an_error_follows_from_its_outcome() {
+        for (outcome, is_error) in [(OutcomeKind::Result, false), (OutcomeKind::TimedOut, true)] {
+            let message = Message::Tool(ToolMessage {
+                call_id: "c1".into(),
+                name: "t".into(),
+                content: "x".into(),
+                outcome,
+                is_error: ErrorMark,
+            });
+            let text = serde_json::to_string(&message).unwrap();
+            let outcome = json!(outcome);
+            let expected = format!(
+                r#"{{"role":"tool","call_id":"c1","name":"t","content":"x","outcome":{outcome},"is_error":{is_error}}}"#
+            );
+            assert_eq!(text, expected);
+            let wrong = text.replace(&format!("\"is_error\":{is_error}"), &format!("\"is_error\":{}", !is_error));
+            assert_ne!(wrong, text);
+            for read in [text, wrong] {
+                assert_eq!(serde_json::from_str::<Message>(&read).unwrap(), message);
+            }
+        }
     }
 }

@@ -26,5 +26,5 @@ pub use run::{
     RunStatusName, RunView,
 };
 pub use timestamp::{InvalidTimestamp, Timestamp};
-pub use tool::{Effect, InvalidToolName, OutcomeKind, ToolName, ToolOutcome, ToolSpec};
+pub use tool::{Effect, ErrorMark, InvalidToolName, OutcomeKind, ToolName, ToolOutcome, ToolSpec};
 pub use turn::{Delta, FinishReason, ModelRequest, ModelTurn};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -99,6 +100,17 @@ impl OutcomeKind {
             Self::Result => false,
             Self::Error | Self::Refused | Self::TimedOut | Self::Aborted | Self::OutcomeUnknown => true,
         }
+    }
+}
+
+/// Stands where the JSON form has `is_error` beside `outcome`: it holds nothing, since the one follows from the other.
+/// What holds it writes [`OutcomeKind::is_error`] there, and does not look at it when it is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ErrorMark;
+
+impl<'de> Deserialize<'de> for ErrorMark {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self)
     }
 }
 

@@ -316,7 +316,8 @@ fn everything_a_response_adds_counts_once_against_one_bound() {
         entry["index"] = json!(index);
         json!({"tool_calls": [entry]})
     };
-    let kinds: [(&str, &dyn Fn(usize) -> Value, usize); 9] = [
+    type Deltas<'a> = &'a dyn Fn(usize) -> Value;
+    let kinds: [(&str, Deltas<'_>, usize); 9] = [
         ("text", &|_| json!({"content": x}), 190),
         ("reasoning", &|_| json!({"reasoning": x}), 190),
         ("parts", &|n| if n % 2 == 0 { json!({"content": "a"}) } else { json!({"reasoning": "a"}) }, 290),

@@ -105,7 +105,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Arguments, AssistantMessage, OutcomeKind, Part, ToolCall};
+    use crate::domain::{Arguments, AssistantMessage, ErrorMark, OutcomeKind, Part, ToolCall};
 
     fn encoded(body: &EventBody) -> EncodedBody {
         EncodedBody::new(body).unwrap()
@@ -130,7 +130,7 @@ mod tests {
             call_id: call_id.into(),
             name: "t".into(),
             outcome: OutcomeKind::Result,
-            is_error: false,
+            is_error: ErrorMark,
             content: format!("result of {call_id}"),
             duration_ms: 3,
         })
@@ -142,7 +142,7 @@ mod tests {
             name: "t".into(),
             content: format!("result of {call_id}"),
             outcome: OutcomeKind::Result,
-            is_error: false,
+            is_error: ErrorMark,
         })
     }
 

@@ -52,7 +52,7 @@ fn a_whole_request() {
         name: "fs.read".into(),
         content: "alpha".into(),
         outcome: OutcomeKind::Result,
-        is_error: false,
+        is_error: crate::domain::ErrorMark,
     };
     let mut request = request(
         vec![

@@ -214,6 +214,6 @@ fn answer(call: &ToolCall, tools: &[CaseTool]) -> Message {
         name: call.name.clone(),
         content,
         outcome,
-        is_error: outcome.is_error(),
+        is_error: hames::domain::ErrorMark,
     })
 }

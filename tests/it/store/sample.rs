@@ -158,7 +158,7 @@ pub(crate) fn ended(call_id: &str, content: &str) -> EncodedBody {
         call_id: call_id.into(),
         name: "t".into(),
         outcome: OutcomeKind::Result,
-        is_error: false,
+        is_error: hames::domain::ErrorMark,
         content: content.into(),
         duration_ms: 3,
     })
@@ -171,6 +171,6 @@ pub(crate) fn result(call_id: &str, content: &str) -> Message {
         name: "t".into(),
         content: content.into(),
         outcome: OutcomeKind::Result,
-        is_error: false,
+        is_error: hames::domain::ErrorMark,
     })
 }
