@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::accumulator::{AccumulateError, Accumulator, Fragment};
 use super::error::{ProviderError, excerpt};
@@ -18,8 +18,11 @@ use crate::domain::{FailureClass, FinishReason, InvalidUsage, ModelFailure, Mode
 
 /// Largest answer that comes as one document.
 const MAX_DOCUMENT_BYTES: usize = 16 * 1024 * 1024;
-/// How long after the finish reason the rest (usage, end mark) is waited for.
+/// How long after the finish reason the rest (usage, end mark) is waited for, whatever comes meanwhile: a server that
+/// goes on sending comments must not turn an answer into a timeout.
 const TAIL_WAIT: Duration = Duration::from_secs(5);
+
+const TAIL_OVER: &str = "the stream did not end";
 
 /// Reads the events of one response as fragments. A pure function of what it is given, in order.
 pub trait Decoder: Send {
@@ -242,17 +245,25 @@ pub(super) async fn read<D: Decoder>(
     sink: &mut dyn DeltaSink,
 ) -> Result<ModelTurn, ModelFailure> {
     let mut progress = Progress::Reading;
+    let mut tail_end = None;
     loop {
         let wait = match progress {
             Progress::Reading => idle,
-            Progress::Finished => idle.min(TAIL_WAIT),
+            Progress::Finished => {
+                let tail_end = *tail_end.get_or_insert_with(|| Instant::now() + TAIL_WAIT);
+                let left = tail_end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return reader.end(TAIL_OVER, sink);
+                }
+                idle.min(left)
+            }
             Progress::Done => return reader.done(sink),
         };
         progress = match timeout(wait, bytes.next()).await {
             Ok(Some(Ok(piece))) => reader.push(&piece, sink)?,
             Ok(Some(Err(error))) => return reader.end(&error, sink),
             Ok(None) => return reader.end("the stream ended", sink),
-            Err(_) if progress == Progress::Finished => return reader.end("the stream fell silent", sink),
+            Err(_) if progress == Progress::Finished => return reader.end(TAIL_OVER, sink),
             Err(_) => return Err(silent(idle)),
         };
     }

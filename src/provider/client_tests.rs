@@ -198,6 +198,10 @@ async fn the_end_mark_ends_the_read_and_a_finish_reason_soon_after() {
     assert_eq!((result.unwrap().as_str(), seconds), ("a", 0));
     let (result, seconds) = read_timed(vec![(0, say("a") + &stop)], Rest::Silence).await;
     assert_eq!((result.unwrap().as_str(), seconds), ("a", 5));
+    let mut pings = vec![(0, say("a") + &stop)];
+    pings.extend(vec![(1_000, ": ping\n\n".to_owned()); 1_000]);
+    let (result, seconds) = read_timed(pings, Rest::Silence).await;
+    assert_eq!((result.unwrap().as_str(), seconds), ("a", 5), "comments are no reason to wait longer");
     let (result, _) = read_timed(vec![(0, say("a") + &stop)], Rest::Reset).await;
     assert_eq!(result.unwrap(), "a");
     let (result, _) = read_timed(vec![(0, say("a"))], Rest::Reset).await;
