@@ -10,6 +10,9 @@ use crate::domain::{Arguments, ToolName};
 
 /// Most Unicode scalar values quoted of arguments that are not an object.
 const QUOTED_CHARS: usize = 200;
+/// Longest name or pattern that selects tools, in bytes: that of the longest name. Each is compiled, and callers send
+/// them.
+const MAX_PATTERN_BYTES: usize = 128;
 /// Most names listed in a message.
 const LISTED_NAMES: usize = 50;
 
@@ -113,6 +116,12 @@ impl Registry {
     pub fn select(&self, patterns: &[String]) -> Result<Vec<ToolName>, UnknownTool> {
         let mut chosen = vec![false; self.tools.len()];
         for pattern in patterns {
+            if pattern.len() > MAX_PATTERN_BYTES {
+                return Err(UnknownTool::BadPattern {
+                    pattern: shown(pattern, QUOTED_CHARS),
+                    reason: format!("it has {} bytes, and at most {MAX_PATTERN_BYTES} are allowed", pattern.len()),
+                });
+            }
             let glob = globset::Glob::new(pattern)
                 .map_err(|error| UnknownTool::BadPattern {
                     pattern: pattern.clone(),

@@ -60,6 +60,9 @@ fn a_selection_of_nothing_is_an_error_that_names_what_is_near() {
     );
     assert!(matches!(registry.select(&patterns(&["a["])), Err(UnknownTool::BadPattern { .. })));
     assert!(registry.select(&patterns(&[""])).is_err());
+    let long = registry.select(&["{a,b}".repeat(1_000)]).unwrap_err();
+    assert!(matches!(&long, UnknownTool::BadPattern { reason, .. } if reason.contains("5000 bytes")), "{long}");
+    assert!(long.to_string().len() < 400, "{long}");
 }
 
 #[test]
