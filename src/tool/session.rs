@@ -147,6 +147,9 @@ impl Session {
             tokio::select! {
                 biased;
                 read = self.control.read_buf(&mut report) => {
+                    if let Err(error) = &read {
+                        tracing::warn!(%error, "reading the report on a command failed");
+                    }
                     let is_end = !matches!(read, Ok(1..)) || report.len() > MAX_REPORT;
                     if !is_end && !report.ends_with(b"\n") {
                         continue;
