@@ -100,14 +100,17 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
     let mut working = std::pin::pin!(app.work(shutdown.clone()));
     let exit = tokio::select! {
         exit = show(&executor, request, args.json, &mut signals) => exit?,
-        () = &mut working => anyhow::bail!("the work stopped before the run had ended"),
+        worked = &mut working => {
+            worked?;
+            anyhow::bail!("the work stopped before the run had ended")
+        }
     };
     if let Exit::Signal(_) = exit {
         return Ok(exit);
     }
     shutdown.soft().cancel();
     match shutdown.run(signals, drain, working).await {
-        Ended::Finished(()) => {}
+        Ended::Finished(worked) => worked?,
         Ended::Forced(signal) => return Ok(Exit::Signal(signal)),
         Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
     }

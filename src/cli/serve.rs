@@ -51,7 +51,8 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
         });
     }
     match shutdown.run(signals, drain, app.serve(listener, shutdown.clone())).await {
-        Ended::Finished(()) => {
+        Ended::Finished(served) => {
+            served?;
             tracing::info!("stopped");
             Ok(Exit::SUCCESS)
         }
