@@ -150,10 +150,6 @@ impl State {
         matches!(self.doing, Doing::Ended)
     }
 
-    pub(super) fn written(&self) -> Option<String> {
-        self.open().and_then(OpenMessage::written)
-    }
-
     fn open(&self) -> Option<&OpenMessage> {
         match &self.doing {
             Doing::Writing(open) => Some(open),
