@@ -3,7 +3,6 @@
 //! What models, tools and callers write ends up in records. Control characters of theirs are shown, never sent to
 //! the terminal, and no line break of theirs starts a record.
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
 use tracing::Subscriber;
@@ -13,6 +12,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, fmt};
 
 use crate::config::{LogConfig, LogFormat};
+use crate::domain::text::{printable, printable_json};
 
 /// Names of fields, the same wherever they occur.
 pub mod field {
@@ -66,33 +66,6 @@ where
     Ok(Registry::default().with(filter).with(layer))
 }
 
-/// Whether a terminal or a reader could be misled by this character: C0 and C1 controls, delete, and the marks that
-/// reverse the direction of text.
-pub const fn is_unprintable(c: char) -> bool {
-    matches!(c, '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// The text with such characters written as `\u{1b}`, except those in `keep`.
-pub fn printable<'t>(text: &'t str, keep: &[char]) -> Cow<'t, str> {
-    escape(text, |c| !keep.contains(&c), |c| format!("\\u{{{:x}}}", u32::from(c)))
-}
-
-fn escape(text: &str, concerns: impl Fn(char) -> bool, spelling: impl Fn(char) -> String) -> Cow<'_, str> {
-    let shown = |c: char| is_unprintable(c) && concerns(c);
-    if !text.contains(shown) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if shown(c) {
-            out.push_str(&spelling(c));
-        } else {
-            out.push(c);
-        }
-    }
-    Cow::Owned(out)
-}
-
 /// Makes writers whose records are printable.
 struct Printable<W> {
     out: W,
@@ -119,7 +92,7 @@ impl<W: Write> Write for PrintableWriter<W> {
         let line = text.strip_suffix('\n').unwrap_or(&text);
         let mut shown = match self.format {
             LogFormat::Text => printable(line, &[]),
-            LogFormat::Json => escape(line, |_| true, |c| format!("\\u{:04x}", u32::from(c))),
+            LogFormat::Json => printable_json(line),
         }
         .into_owned();
         shown.push('\n');
@@ -137,6 +110,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
+    use crate::domain::text::is_unprintable;
 
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<u8>>>);
@@ -193,11 +167,5 @@ mod tests {
         let text = logged("info", LogFormat::Text, log);
         assert!(text.contains("seen") && !text.contains("hidden"), "{text}");
         assert_eq!(logged("off", LogFormat::Text, log), "");
-    }
-
-    #[test]
-    fn printable_text_keeps_what_it_is_told_to() {
-        assert_eq!(printable("a\tb\n", &['\n', '\t']), "a\tb\n");
-        assert_eq!(printable("a\tb\u{1b}[0m", &['\n']), "a\\u{9}b\\u{1b}[0m");
     }
 }

@@ -22,8 +22,8 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::Env;
+use crate::domain::text::printable;
 use crate::shutdown::{Signal, Signals};
-use crate::telemetry::printable;
 use crate::tool::supervise;
 
 /// Executes LLM agents: durable runs, resumable streams, tools under control.

@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use super::extract::{RunPath, Tenant};
 use super::negotiate::{EVENT_STREAM, Form};
 use super::page;
-use super::problem::{Problem, ProblemCode, clipped};
+use super::problem::{Problem, ProblemCode};
 use super::query::{FromQuery, Query, QueryReader};
 use super::spec::EventProblems;
 use super::state::HttpState;
@@ -36,9 +36,6 @@ const QUIET: Duration = Duration::from_millis(250);
 
 /// A JSON page ends early once its events are larger than this, so that memory stays bounded.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
-
-/// Most characters of what is wrong with a cursor, since that may repeat the cursor.
-const MAX_CURSOR_ERROR: usize = 200;
 
 /// Events read from the store at once for a JSON page.
 const PAGE_STEP: u32 = 20;
@@ -153,9 +150,7 @@ impl Position {
     }
 
     fn read(name: &str, text: &str) -> Result<Self, Problem> {
-        let invalid = |error: &str| {
-            Problem::new(ProblemCode::InvalidCursor, format!("{name}: {}", clipped(error, MAX_CURSOR_ERROR)))
-        };
+        let invalid = |error: &str| Problem::new(ProblemCode::InvalidCursor, format!("{name}: {error}"));
         let cursor = text.parse::<Cursor>().map_err(|error| invalid(&error.to_string()))?;
         let seq = text.split('.').next().unwrap_or_default();
         let seq = seq.parse().map_err(|_| invalid("not a cursor; expected SEQ or SEQ.OFFSET"))?;

@@ -15,10 +15,11 @@ use super::events;
 use super::extract::{JsonBody, Rejection, RunPath, Tenant};
 use super::negotiate::{Form, MAX_WAIT_SECONDS, Prefer};
 use super::page;
-use super::problem::{Problem, ProblemCode, closest, shown};
+use super::problem::{Problem, ProblemCode, shown};
 use super::query::{FromQuery, NoQuery, Query, QueryReader, whole_number};
 use super::spec::{CreateProblems, ReadProblems, RunProblems};
 use super::state::HttpState;
+use crate::domain::text::nearest;
 use crate::domain::{Message, Run, RunId, RunRequest, RunStatusName, RunView, TenantId};
 use crate::event::{Cursor, Subscribed};
 use crate::store::{RunFilter, StoreError};
@@ -179,7 +180,7 @@ impl FromStr for StatusParam {
     fn from_str(text: &str) -> Result<Self, Problem> {
         let names = RunStatusName::ALL.map(RunStatusName::as_str);
         RunStatusName::ALL.into_iter().find(|name| name.as_str() == text).map(Self).ok_or_else(|| {
-            let known = match closest(text, names) {
+            let known = match nearest(text, names) {
                 Some(meant) => format!("did you mean `{meant}`?"),
                 None => format!("expected one or more of {}", names.join(", ")),
             };

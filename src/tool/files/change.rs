@@ -5,9 +5,9 @@ use memchr::memmem;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::text::shown;
 use super::super::workspace::Replaced;
 use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec};
+use crate::domain::text::shown;
 use crate::domain::{Effect, ToolSpec};
 
 /// Most places counted.

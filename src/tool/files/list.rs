@@ -4,9 +4,9 @@ use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::text::shown;
 use super::super::workspace::{Entry, Kind};
 use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec};
+use crate::domain::text::shown;
 use crate::domain::{Effect, ToolSpec};
 
 /// Most entries of one call.

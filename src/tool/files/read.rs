@@ -7,9 +7,9 @@ use cap_std::fs::File;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::text::shown;
 use super::super::workspace::AccessError;
 use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec, whole};
+use crate::domain::text::shown;
 use crate::domain::{Effect, ToolSpec};
 
 /// Most lines of one call.

@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::super::text::shown;
 use super::super::workspace::{Found, Kind};
 use super::{Tool, ToolCtx, ToolError, arguments, blocking, count, spec};
+use crate::domain::text::shown;
 use crate::domain::{Effect, ToolSpec};
 
 /// Most matching lines of one call.

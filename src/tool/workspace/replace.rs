@@ -95,7 +95,7 @@ impl Workspace {
         let (parent, name) = path.split()?;
         let dir = self.dir.open_dir(&parent).map_err(|source| match AccessError::io(path.given, source) {
             AccessError::NotFound { path } => {
-                AccessError::NoParent { path, parent: super::super::text::shown(&parent.to_string_lossy(), 200) }
+                AccessError::NoParent { path, parent: crate::domain::text::shown(&parent.to_string_lossy(), 200) }
             }
             other => other,
         })?;
