@@ -17,10 +17,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::domain::text::panic_text;
 use crate::telemetry::field;
 
 /// Time for everything to stop after the hard token.
-const HARD_STOP: Duration = Duration::from_secs(5);
+pub const HARD_STOP: Duration = Duration::from_secs(5);
 
 /// A wish of the operating system or of a person that the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,12 +215,6 @@ impl Tasks {
         self.tracker.close();
         self.tracker.wait().await;
     }
-}
-
-/// What a panic said.
-pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&'static str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
 
 /// A running task in the list of names; goes with it, however it ends.

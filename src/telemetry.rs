@@ -12,7 +12,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, fmt};
 
 use crate::config::{LogConfig, LogFormat};
-use crate::domain::text::{printable, printable_json};
+use crate::domain::text::{panic_text, printable, printable_json};
 
 /// Names of fields, the same wherever they occur.
 pub mod field {
@@ -45,7 +45,7 @@ pub enum TelemetryError {
 pub fn start(config: &LogConfig) -> Result<(), TelemetryError> {
     tracing::subscriber::set_global_default(subscriber(config, io::stderr)?)?;
     std::panic::set_hook(Box::new(|panic| {
-        let text = panic.payload_as_str().unwrap_or("a panic without a message");
+        let text = panic_text(panic.payload());
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         tracing::error!({ field::PANIC } = text, { field::PLACE } = place, "panic");
     }));

@@ -33,6 +33,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::domain::text::panic_text;
 use problem::{Problem, ProblemCode};
 
 pub use catalog::{AgentView, ProviderView};
@@ -78,12 +79,7 @@ async fn wrong_method() -> Problem {
 }
 
 fn panicked(payload: Box<dyn Any + Send>) -> Response {
-    let message = payload
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| payload.downcast_ref::<&str>().copied())
-        .unwrap_or("no message");
-    tracing::error!(panic = message, "a handler panicked");
+    tracing::error!(panic = panic_text(&*payload), "a handler panicked");
     Problem::internal().into_response()
 }
 

@@ -15,7 +15,7 @@ const IMPORTS: [(&str, &[&str]); 16] = [
     ("time", &["domain"]),
     ("config", &["domain"]),
     ("telemetry", &["config", "domain"]),
-    ("shutdown", &["telemetry"]),
+    ("shutdown", &["domain", "telemetry"]),
     ("agent", &["domain"]),
     ("provider", &["config", "domain", "time"]),
     ("tool", &["config", "domain", "time"]),
