@@ -8,7 +8,7 @@ use clap::Args;
 use tokio::net::TcpListener;
 
 use super::output::Output;
-use super::{ConfigArgs, Exit, demo};
+use super::{ConfigArgs, Exit, demo, quiet_log};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Env};
 use crate::shutdown::{Ended, Shutdown, Signals};
@@ -26,7 +26,7 @@ pub(super) struct ServeArgs {
 
 pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyhow::Result<Exit> {
     let mut config = config::load(args.config.config.as_deref(), env)?;
-    telemetry::start(&config.log)?;
+    telemetry::start(&if args.demo { quiet_log(&config) } else { config.log.clone() })?;
     if args.demo {
         let workspace = PathBuf::from(demo::DIRECTORY);
         demo::write_files(&workspace)?;

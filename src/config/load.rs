@@ -26,6 +26,7 @@ pub fn load(file: Option<&Path>, env: &Env) -> Result<Config, Problems> {
     }
     let (config, broken) = sources.deserialize(&mut problems);
     let Some(mut config) = config else { return Err(Problems(problems)) };
+    config.given = sources.given();
     if file.is_none() {
         builtin::fill(&mut config, env);
     }
@@ -66,6 +67,21 @@ impl Sources {
             }
         };
         Self { figment, merged: Value::from(merged), file: file.map(Path::to_owned) }
+    }
+
+    /// Every key that was given, dotted; those of sections too.
+    fn given(&self) -> BTreeSet<String> {
+        let mut given = BTreeSet::new();
+        let mut open = vec![(String::new(), &self.merged)];
+        while let Some((path, value)) = open.pop() {
+            let Value::Dict(_, dict) = value else { continue };
+            for (key, value) in dict {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                given.insert(path.clone());
+                open.push((path, value));
+            }
+        }
+        given
     }
 
     /// Whether a key was given.

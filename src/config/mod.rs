@@ -6,7 +6,7 @@ mod env;
 mod load;
 mod problem;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -42,6 +42,16 @@ pub struct Config {
     pub workspaces: BTreeMap<String, WorkspaceConfig>,
     /// Commands by name; the model names one and never writes one.
     pub commands: BTreeMap<String, CommandConfig>,
+    /// The keys that a file or the environment gave, dotted.
+    #[serde(skip)]
+    given: BTreeSet<String>,
+}
+
+impl Config {
+    /// Whether a file or the environment gave this key (`log.level`); else it holds its default.
+    pub fn is_given(&self, key: &str) -> bool {
+        self.given.contains(key)
+    }
 }
 
 /// The listener.
