@@ -215,7 +215,7 @@ async fn end_unreadable(
     now: Option<Timestamp>,
 ) -> Result<(), Halt> {
     let id = row.text("id")?;
-    tracing::error!(run = id, %error, "a stored run cannot be read; it is ended as internal_error");
+    tracing::error!(run_id = id, %error, "a stored run cannot be read; it is ended as internal_error");
     let last = sqlx::query(
         "SELECT COALESCE(MAX(seq), 0) AS seq, COALESCE(MAX(time), 0) AS time FROM run_events WHERE run = ?",
     )
