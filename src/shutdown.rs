@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::domain::text::panic_text;
-use crate::telemetry::field;
 
 /// Time for everything to stop after the hard token.
 pub const HARD_STOP: Duration = Duration::from_secs(5);
@@ -160,7 +159,7 @@ impl Shutdown {
                 signal = signals.recv() => match stage {
                     Stage::Serving => {
                         tracing::info!(
-                            { field::SIGNAL } = signal.name(),
+                            signal = signal.name(),
                             "stopping; a second signal ends the program at once"
                         );
                         self.soft.cancel();
@@ -171,7 +170,7 @@ impl Shutdown {
                 () = timer => match stage {
                     Stage::Serving => stage = Stage::Draining(Instant::now() + drain),
                     Stage::Draining(_) => {
-                        tracing::warn!({ field::TASKS } = ?self.tasks.names(), "the time to drain is over");
+                        tracing::warn!(tasks = ?self.tasks.names(), "the time to drain is over");
                         self.hard.cancel();
                         stage = Stage::Stopping(Instant::now() + HARD_STOP);
                     }
@@ -199,7 +198,7 @@ impl Tasks {
         self.tracker.spawn(async move {
             let _entry = entry;
             if let Err(panic) = AssertUnwindSafe(future).catch_unwind().await {
-                tracing::error!({ field::TASK } = name, { field::PANIC } = panic_text(&*panic), "a task panicked");
+                tracing::error!(task = name, panic = panic_text(&*panic), "a task panicked");
             }
         })
     }

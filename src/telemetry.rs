@@ -14,21 +14,38 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, fmt};
 use crate::config::{LogConfig, LogFormat};
 use crate::domain::text::{panic_text, printable, printable_json};
 
-/// Names of fields, the same wherever they occur.
-pub mod field {
-    /// The address of a listener.
-    pub const ADDRESS: &str = "address";
-    /// What a panic said.
-    pub const PANIC: &str = "panic";
-    /// Where it happened: file, line and column.
-    pub const PLACE: &str = "place";
-    /// The name of a signal.
-    pub const SIGNAL: &str = "signal";
-    /// The name of a long-lived task.
-    pub const TASK: &str = "task";
-    /// The names of several.
-    pub const TASKS: &str = "tasks";
-}
+/// The names fields may have, each with what it holds. One thing has one name wherever it is logged.
+pub const FIELDS: [(&str, &str); 29] = [
+    ("address", "the address of a listener"),
+    ("attempt", "which attempt of something that is repeated, from 1"),
+    ("call_id", "the id of a tool call"),
+    ("class", "the class of a provider's failure"),
+    ("command", "the name of a configured command"),
+    ("connections", "how many connections are open"),
+    ("duration_ms", "how long it took, in milliseconds"),
+    ("ended", "how a command came to its end"),
+    ("error", "what failed"),
+    ("from_now_on", "what a provider is asked from here on"),
+    ("host", "the host of a provider"),
+    ("limit_bytes", "the bound that was passed, in bytes"),
+    ("method", "the method of an HTTP request"),
+    ("panic", "what a panic said"),
+    ("place", "where it happened: file, line and column"),
+    ("reason", "why, in words"),
+    ("refused", "what a provider refused"),
+    ("request_id", "the id of an HTTP request, as in `x-request-id`"),
+    ("route", "the route of an HTTP request, never its address"),
+    ("run_id", "the id of a run"),
+    ("signal", "the name of a signal"),
+    ("status", "an HTTP status, or the status of a run"),
+    ("step", "which step of a run, from 1"),
+    ("steps", "how many steps a run took"),
+    ("task", "the name of a long-lived task"),
+    ("tasks", "the names of several"),
+    ("temporary", "the name of a temporary file"),
+    ("tool", "the name of a tool"),
+    ("tool_calls", "how many calls a run made"),
+];
 
 /// Why logging cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +64,7 @@ pub fn start(config: &LogConfig) -> Result<(), TelemetryError> {
     std::panic::set_hook(Box::new(|panic| {
         let text = panic_text(panic.payload());
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
-        tracing::error!({ field::PANIC } = text, { field::PLACE } = place, "panic");
+        tracing::error!(panic = text, place, "panic");
     }));
     Ok(())
 }
@@ -138,7 +155,7 @@ mod tests {
     const HOSTILE: &str = "a\u{1b}[2Jb\r\nINFO forged\u{9b}c\u{7f}d\u{202e}e é 漢";
 
     fn hostile() {
-        tracing::info!({ field::TASK } = HOSTILE, "{HOSTILE}");
+        tracing::info!(task = HOSTILE, "{HOSTILE}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::{ConfigArgs, Exit, demo, quiet_log};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Env};
 use crate::shutdown::{Ended, Shutdown, Signals};
-use crate::telemetry::{self, field};
+use crate::telemetry;
 
 /// What to serve.
 #[derive(Debug, Args)]
@@ -39,7 +39,7 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
     let address = listener.local_addr()?;
     let app = App::build(config, Surroundings::of_this_program(env.clone())).await?;
     let shutdown = Shutdown::new();
-    tracing::info!({ field::ADDRESS } = %address, "listening");
+    tracing::info!(%address, "listening");
     if args.demo {
         let soft = shutdown.soft().clone();
         shutdown.tasks().spawn("demo", async move {

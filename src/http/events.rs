@@ -176,7 +176,7 @@ impl Feed {
             () = self.closing.cancelled() => tokio::time::timeout(QUIET, next).await.unwrap_or(Ok(None)),
         };
         frame.unwrap_or_else(|error| {
-            tracing::error!(run = %self.run, error = %error, "an event stream ends early: the log cannot be read");
+            tracing::error!(run_id = %self.run, error = %error, "an event stream ends early: the log cannot be read");
             None
         })
     }

@@ -84,7 +84,7 @@ pub(super) async fn create(
             }
             Ok(Subscribed::Past) => Ok(created(&run, None)),
             Err(error) => {
-                tracing::error!(run = %run.id, error = %error, "the new run cannot be followed now");
+                tracing::error!(run_id = %run.id, error = %error, "the new run cannot be followed now");
                 Ok(created(&run, None))
             }
         },
@@ -94,7 +94,7 @@ pub(super) async fn create(
                 Ok(Some(now)) => Ok(created(&now, Some(applied))),
                 Ok(None) => Ok(created(&run, None)),
                 Err(error) => {
-                    tracing::error!(run = %run.id, error = %error, "the end of the new run cannot be awaited now");
+                    tracing::error!(run_id = %run.id, error = %error, "the end of the new run cannot be awaited now");
                     Ok(created(&run, None))
                 }
             },
@@ -125,7 +125,7 @@ fn created(run: &Run, applied: Option<HeaderValue>) -> Response {
 fn insert_location(response: &mut Response, id: RunId) {
     match HeaderValue::try_from(format!("/runs/{id}")) {
         Ok(location) => drop(response.headers_mut().insert(LOCATION, location)),
-        Err(error) => tracing::error!(run = %id, error = %error, "the location is no header value"),
+        Err(error) => tracing::error!(run_id = %id, error = %error, "the location is no header value"),
     }
 }
 

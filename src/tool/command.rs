@@ -340,12 +340,12 @@ impl Tool for CommandTool {
         };
         let started = Instant::now();
         let session = Session::start(start).map_err(|error| {
-            tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, %error, "a command could not be started");
+            tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, %error, "a command could not be started");
             ToolError::Respond(format!("`{name}` did not run: {error}"))
         })?;
         let (ended, stdout, stderr) = session.run(ctx, preset.timeout).await;
         let duration = started.elapsed();
-        tracing::debug!(run = %ctx.run, call = ctx.call_id, command = name, ?ended, ?duration, "a command ended");
+        tracing::debug!(run_id = %ctx.run, call_id = ctx.call_id, command = name, ?ended, duration_ms = duration.as_millis(), "a command ended");
         let (status, left_behind) = match ended {
             Ended::Reported(Report::Exited { code, left_behind }) => (format!("exit code: {code}"), left_behind),
             Ended::Reported(Report::Signalled { signal, left_behind }) => {
@@ -356,17 +356,17 @@ impl Tool for CommandTool {
                 return Err(ToolError::Respond(format!("`{name}` did not run: {reason}")));
             }
             Ended::Reported(Report::Failed { reason }) => {
-                tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, reason, "a supervisor failed");
+                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, reason, "a supervisor failed");
                 (format!("killed, because its supervision failed: {reason}"), 0)
             }
             Ended::TimedOut => (format!("timed out after {} ms and was killed", preset.timeout.as_millis()), 0),
             Ended::Cancelled => ("cancelled: it was started, and killed before it was done".to_owned(), 0),
             Ended::Lost => {
-                tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, "a supervisor died");
+                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, "a supervisor died");
                 ("outcome unknown: its supervisor process died, and the command with it".to_owned(), 0)
             }
             Ended::Stuck => {
-                tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, "a command cannot be killed");
+                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, "a command cannot be killed");
                 ("could not be stopped: it was killed, and some of its processes do not end".to_owned(), 0)
             }
         };
