@@ -8,7 +8,6 @@
 //! activity, forgets the last unclosed event, refuses invalid UTF-8 and has no bound on a line or an event.
 
 use std::mem;
-use std::time::Duration;
 
 /// Longest line, in bytes.
 pub const MAX_LINE_BYTES: usize = 1024 * 1024;
@@ -60,7 +59,6 @@ pub struct Decoder {
     name: String,
     data: Option<String>,
     id: String,
-    retry: Option<Duration>,
 }
 
 impl Decoder {
@@ -94,11 +92,6 @@ impl Decoder {
         }
         self.dispatch(out);
         Ok(())
-    }
-
-    /// The reconnection time the server asked for last.
-    pub fn retry(&self) -> Option<Duration> {
-        self.retry
     }
 
     fn end_line(&mut self, out: &mut Vec<Frame>) -> Result<(), SseError> {
@@ -137,11 +130,8 @@ impl Decoder {
             "event" => value.clone_into(&mut self.name),
             "id" if value.contains('\0') => {}
             "id" => value.clone_into(&mut self.id),
-            "retry" => {
-                if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
-                    self.retry = value.parse().ok().map(Duration::from_millis).or(self.retry);
-                }
-            }
+            // When to connect again: a response of a model cannot be resumed.
+            "retry" => {}
             _ => out.push(Frame::Stray(line.to_owned())),
         }
         Ok(())
