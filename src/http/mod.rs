@@ -14,6 +14,7 @@ mod negotiate;
 mod page;
 mod problem;
 mod query;
+mod room;
 mod runs;
 mod serve;
 mod spec;

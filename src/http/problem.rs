@@ -58,7 +58,7 @@ pub(super) enum ProblemCode {
     HeadersTooLarge,
     /// The server is at fault; its log says more, under the request's id.
     InternalError,
-    /// Too many runs are waiting already.
+    /// Too many runs are waiting already, or too much of bodies is being read.
     Overloaded,
     /// The server is stopping.
     Stopping,
@@ -230,6 +230,12 @@ impl Problem {
     pub(super) fn stopping() -> Self {
         Self::new(ProblemCode::Stopping, "The server is stopping and accepts nothing new. Try again soon.")
             .with_retry_after(SOON)
+    }
+
+    /// The bodies being read take all the room there is for them.
+    pub(super) fn bodies_overload() -> Self {
+        let detail = "The bodies this server is reading take as much memory as it has for them. Nothing was created.";
+        Self::new(ProblemCode::Overloaded, detail).with_retry_after(SOON)
     }
 
     /// Tells when to try again.
