@@ -20,6 +20,7 @@ mod serve;
 mod spec;
 mod state;
 mod value;
+mod view;
 
 use std::any::Any;
 
@@ -37,10 +38,10 @@ use utoipa_axum::routes;
 use crate::domain::text::panic_text;
 use problem::{Problem, ProblemCode};
 
-pub use catalog::{AgentView, ProviderView};
 pub use serve::serve;
 pub use spec::{SpecError, openapi, openapi_yaml};
 pub use state::{HttpParts, HttpState, Stages};
+pub use view::{AgentView, ProviderView};
 
 /// The whole interface as a service.
 pub fn router(state: HttpState) -> Router {

@@ -4,9 +4,9 @@ use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
-use super::catalog::{AgentView, ModelView, ProviderView, ToolView, models_on_offer, tools_on_offer};
 use super::room::BodyRoom;
 use super::spec::{Documents, SpecError};
+use super::view::{AgentView, ModelView, ProviderView, ToolView, models_on_offer, tools_on_offer};
 use crate::config::ServerConfig;
 use crate::event::Streams;
 use crate::run::Supervisor;
