@@ -103,9 +103,9 @@ pub struct RunConfig {
     pub max_concurrent: usize,
     /// Most runs waiting for a slot; more are refused with 503.
     pub max_queued: usize,
-    /// Time for steps in flight to finish when the server stops, in milliseconds.
+    /// How long runs at work go on when the server stops, in milliseconds; those not done by then are let go.
     pub drain_ms: u64,
-    /// How often one call may occur in a run before it counts as a repeat.
+    /// Which occurrence of the same call in a run counts as a repeat.
     pub repeat_limit: u32,
     /// Where runs without a configured workspace get their own empty directory.
     pub scratch_dir: PathBuf,

@@ -73,7 +73,7 @@ pub(super) struct EventView {
     /// Its number in the run: 1, 2, 3, … without gap.
     #[schema(value_type = u64, minimum = 1, example = 1)]
     seq: Seq,
-    /// When it was committed.
+    /// When it happened; taken just before it was committed.
     #[schema(value_type = String, format = DateTime)]
     time: Timestamp,
     /// What happened.
