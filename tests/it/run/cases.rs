@@ -118,7 +118,7 @@ async fn play(case: &Case) -> Left {
         transcript: store.transcript(&TenantId::local(), run.id).await.unwrap().unwrap(),
         ran: ran.lock().unwrap().clone(),
         bodies: upstream.requests().into_iter().map(|request| request.body).collect(),
-        rejections: upstream.rejections(),
+        rejections: upstream.take_rejections(),
         took,
     };
     store.close().await;
