@@ -164,7 +164,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn json_reads_back_as_it_was(text in "\\PC{0,10}[\u{7f}-\u{a0}\u{2020}-\u{2070}\u{e0000}-\u{e0080}\u{0}-\u{20}]{0,20}") {
+        fn json_reads_back_as_it_was(
+            text in "\\PC{0,10}[\u{7f}-\u{a0}\u{2020}-\u{2070}\u{e0000}-\u{e0080}\u{0}-\u{20}]{0,20}",
+        ) {
             let document = serde_json::to_string(&text).unwrap();
             let shown = printable_json(&document);
             prop_assert!(!shown.contains(is_unprintable));

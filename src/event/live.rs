@@ -205,7 +205,10 @@ impl State {
     pub(super) fn delta(&mut self, delta: Delta<'_>, watched: bool) {
         let (run, seq) = (self.id, self.last_seq);
         let Doing::Writing(open) = &mut self.doing else {
-            tracing::warn!(run_id = %run, "a fragment of a response arrived while no response is written; it is not streamed");
+            tracing::warn!(
+                run_id = %run,
+                "a fragment of a response arrived while no response is written; it is not streamed"
+            );
             return;
         };
         let (channel, fragment) = match delta {

@@ -32,9 +32,10 @@ const MAX_LABELS: usize = 32;
 
 /// Create a run
 ///
-/// Accepts a run and answers at once with 202: it is `running`, or `queued` while as many runs are at work as may be. With `Prefer: wait=N` the answer is held back until the run has
-/// ended, at most N seconds (300 at most): then it is 200. With `Accept: text/event-stream` the answer is the run's
-/// event stream itself, as from `GET /runs/{id}/events`. Closing the connection never stops the run.
+/// Accepts a run and answers at once with 202: it is `running`, or `queued` while as many runs are at work
+/// as may be. With `Prefer: wait=N` the answer is held back until the run has ended, at most N seconds (300 at most):
+/// then it is 200. With `Accept: text/event-stream` the answer is the run's event stream itself, as from
+/// `GET /runs/{id}/events`. Closing the connection never stops the run.
 #[utoipa::path(post, path = "/runs", operation_id = "create_run", tag = "runs",
     params(
         ("Prefer" = Option<String>, Header, nullable = false, example = "wait=10",
