@@ -40,6 +40,17 @@ impl<S: Send + Sync> FromRequestParts<S> for RunPath {
     }
 }
 
+/// Room for one more run, asked for before the body is read: a request that would be refused costs nothing.
+pub(super) struct Room;
+
+impl FromRequestParts<HttpState> for Room {
+    type Rejection = Problem;
+
+    async fn from_request_parts(_: &mut Parts, state: &HttpState) -> Result<Self, Problem> {
+        Ok(state.parts().supervisor.has_room().map(|()| Self)?)
+    }
+}
+
 /// A JSON body, read under the server's limits of size, time and memory.
 pub(super) struct JsonBody<T>(pub(super) T);
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::events;
-use super::extract::{JsonBody, Rejection, RunPath, Tenant};
+use super::extract::{JsonBody, Rejection, Room, RunPath, Tenant};
 use super::negotiate::{Form, MAX_WAIT_SECONDS, Prefer};
 use super::page;
 use super::problem::{Problem, ProblemCode, shown};
@@ -70,6 +70,7 @@ pub(super) async fn create(
     form: Form,
     prefer: Prefer,
     State(state): State<HttpState>,
+    Room: Room,
     headers: HeaderMap,
     JsonBody(request): JsonBody<RunRequest>,
 ) -> Result<Response, Rejection> {

@@ -16,8 +16,8 @@ use super::queue::Slot;
 use super::supervisor::Inner;
 use super::toolbox::RunTools;
 use crate::agent::{AgentState, IllFormed, Machine, estimate_head};
+use crate::domain::text::panic_text;
 use crate::domain::{Run, RunError, RunId, RunStatus, TenantId};
-use crate::shutdown::panic_text;
 use crate::store::{ClaimedRun, StoreError};
 
 /// How many queued runs are claimed in one go.
