@@ -63,6 +63,7 @@ impl App {
     /// queued runs.
     pub async fn build(config: Config, surroundings: Surroundings) -> anyhow::Result<Self> {
         let Surroundings { env, clock, supervisor: host, tools, providers } = surroundings;
+        warn_of_root(&config);
         let catalog = Arc::new(build_catalog(&config, &clock, providers)?);
         let registry = Arc::new(build_registry(&config, &env, host, tools)?);
         let agents = build_agents(&config, &registry, &catalog).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
@@ -124,22 +125,56 @@ impl App {
 
     /// Serves until the soft token fires; then takes no new work, lets runs come to their end until the hard token
     /// fires, closes streams after the last committed event, and closes the database.
-    pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) {
+    ///
+    /// # Errors
+    /// The database failed for good: nothing can be recorded any more, so the process has to end.
+    pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) -> anyhow::Result<()> {
         let serving = serve(listener, router(self.http.clone()), &self.server, self.stages.clone());
-        tokio::join!(serving, self.work(shutdown));
+        // Readers use the database until their connections are closed.
+        let ((), ended) = tokio::join!(serving, self.run_until_stopped(&shutdown));
+        self.store.close().await;
+        ended
     }
 
     /// The same without a listener.
-    pub async fn work(&self, shutdown: Shutdown) {
-        shutdown.soft().cancelled().await;
+    ///
+    /// # Errors
+    /// As for [`App::serve`].
+    pub async fn work(&self, shutdown: Shutdown) -> anyhow::Result<()> {
+        let ended = self.run_until_stopped(&shutdown).await;
+        self.store.close().await;
+        ended
+    }
+
+    async fn run_until_stopped(&self, shutdown: &Shutdown) -> anyhow::Result<()> {
+        let ended = tokio::select! {
+            () = shutdown.soft().cancelled() => Ok(()),
+            () = self.store.failed() => {
+                shutdown.soft().cancel();
+                Err(anyhow::anyhow!("the database failed and nothing can be recorded; see the log, mend it, start again"))
+            }
+        };
         self.stages.stopping.cancel();
         self.supervisor.stop();
         tokio::select! {
             () = self.supervisor.drained() => {}
             () = shutdown.hard().cancelled() => self.supervisor.halt().await,
+            // What cannot be recorded need not be waited for.
+            () = self.store.failed() => self.supervisor.halt().await,
         }
         self.stages.closing.cancel();
-        self.store.close().await;
+        ended
+    }
+}
+
+/// A process of root reads the memory and the environment of any other, whatever that one does against it.
+fn warn_of_root(config: &Config) {
+    let keys = config.providers.iter().filter(|(_, provider)| provider.api_key().is_some()).count();
+    if rustix::process::geteuid().is_root() && !config.commands.is_empty() && keys > 0 {
+        tracing::warn!(
+            "this server runs as root: the commands it starts can read the keys of its providers; \
+             start it as a user of its own"
+        );
     }
 }
 

@@ -17,10 +17,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::telemetry::field;
+use crate::domain::text::panic_text;
 
 /// Time for everything to stop after the hard token.
-const HARD_STOP: Duration = Duration::from_secs(5);
+pub const HARD_STOP: Duration = Duration::from_secs(5);
 
 /// A wish of the operating system or of a person that the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +159,7 @@ impl Shutdown {
                 signal = signals.recv() => match stage {
                     Stage::Serving => {
                         tracing::info!(
-                            { field::SIGNAL } = signal.name(),
+                            signal = signal.name(),
                             "stopping; a second signal ends the program at once"
                         );
                         self.soft.cancel();
@@ -170,7 +170,7 @@ impl Shutdown {
                 () = timer => match stage {
                     Stage::Serving => stage = Stage::Draining(Instant::now() + drain),
                     Stage::Draining(_) => {
-                        tracing::warn!({ field::TASKS } = ?self.tasks.names(), "the time to drain is over");
+                        tracing::warn!(tasks = ?self.tasks.names(), "the time to drain is over");
                         self.hard.cancel();
                         stage = Stage::Stopping(Instant::now() + HARD_STOP);
                     }
@@ -198,7 +198,7 @@ impl Tasks {
         self.tracker.spawn(async move {
             let _entry = entry;
             if let Err(panic) = AssertUnwindSafe(future).catch_unwind().await {
-                tracing::error!({ field::TASK } = name, { field::PANIC } = panic_text(&*panic), "a task panicked");
+                tracing::error!(task = name, panic = panic_text(&*panic), "a task panicked");
             }
         })
     }
@@ -214,12 +214,6 @@ impl Tasks {
         self.tracker.close();
         self.tracker.wait().await;
     }
-}
-
-/// What a panic said.
-pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&'static str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
 
 /// A running task in the list of names; goes with it, however it ends.

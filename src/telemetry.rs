@@ -3,7 +3,6 @@
 //! What models, tools and callers write ends up in records. Control characters of theirs are shown, never sent to
 //! the terminal, and no line break of theirs starts a record.
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
 use tracing::Subscriber;
@@ -13,22 +12,40 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, fmt};
 
 use crate::config::{LogConfig, LogFormat};
+use crate::domain::text::{panic_text, printable, printable_json};
 
-/// Names of fields, the same wherever they occur.
-pub mod field {
-    /// The address of a listener.
-    pub const ADDRESS: &str = "address";
-    /// What a panic said.
-    pub const PANIC: &str = "panic";
-    /// Where it happened: file, line and column.
-    pub const PLACE: &str = "place";
-    /// The name of a signal.
-    pub const SIGNAL: &str = "signal";
-    /// The name of a long-lived task.
-    pub const TASK: &str = "task";
-    /// The names of several.
-    pub const TASKS: &str = "tasks";
-}
+/// The names fields may have, each with what it holds. One thing has one name wherever it is logged.
+pub const FIELDS: [(&str, &str); 29] = [
+    ("address", "the address of a listener"),
+    ("attempt", "which attempt of something that is repeated, from 1"),
+    ("call_id", "the id of a tool call"),
+    ("class", "the class of a provider's failure"),
+    ("command", "the name of a configured command"),
+    ("connections", "how many connections are open"),
+    ("duration_ms", "how long it took, in milliseconds"),
+    ("ended", "how a command came to its end"),
+    ("error", "what failed"),
+    ("from_now_on", "what a provider is asked from here on"),
+    ("host", "the host of a provider"),
+    ("limit_bytes", "the bound that was passed, in bytes"),
+    ("method", "the method of an HTTP request"),
+    ("panic", "what a panic said"),
+    ("place", "where it happened: file, line and column"),
+    ("reason", "why, in words"),
+    ("refused", "what a provider refused"),
+    ("request_id", "the id of an HTTP request, as in `x-request-id`"),
+    ("route", "the route of an HTTP request, never its address"),
+    ("run_id", "the id of a run"),
+    ("signal", "the name of a signal"),
+    ("status", "an HTTP status, or the status of a run"),
+    ("step", "which step of a run, from 1"),
+    ("steps", "how many steps a run took"),
+    ("task", "the name of a long-lived task"),
+    ("tasks", "the names of several"),
+    ("temporary", "the name of a temporary file"),
+    ("tool", "the name of a tool"),
+    ("tool_calls", "how many calls a run made"),
+];
 
 /// Why logging cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -45,9 +62,9 @@ pub enum TelemetryError {
 pub fn start(config: &LogConfig) -> Result<(), TelemetryError> {
     tracing::subscriber::set_global_default(subscriber(config, io::stderr)?)?;
     std::panic::set_hook(Box::new(|panic| {
-        let text = panic.payload_as_str().unwrap_or("a panic without a message");
+        let text = panic_text(panic.payload());
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
-        tracing::error!({ field::PANIC } = text, { field::PLACE } = place, "panic");
+        tracing::error!(panic = text, place, "panic");
     }));
     Ok(())
 }
@@ -64,33 +81,6 @@ where
         LogFormat::Json => fmt::layer().json().flatten_event(true).with_writer(writer).boxed(),
     };
     Ok(Registry::default().with(filter).with(layer))
-}
-
-/// Whether a terminal or a reader could be misled by this character: C0 and C1 controls, delete, and the marks that
-/// reverse the direction of text.
-pub const fn is_unprintable(c: char) -> bool {
-    matches!(c, '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// The text with such characters written as `\u{1b}`, except those in `keep`.
-pub fn printable<'t>(text: &'t str, keep: &[char]) -> Cow<'t, str> {
-    escape(text, |c| !keep.contains(&c), |c| format!("\\u{{{:x}}}", u32::from(c)))
-}
-
-fn escape(text: &str, concerns: impl Fn(char) -> bool, spelling: impl Fn(char) -> String) -> Cow<'_, str> {
-    let shown = |c: char| is_unprintable(c) && concerns(c);
-    if !text.contains(shown) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if shown(c) {
-            out.push_str(&spelling(c));
-        } else {
-            out.push(c);
-        }
-    }
-    Cow::Owned(out)
 }
 
 /// Makes writers whose records are printable.
@@ -119,7 +109,7 @@ impl<W: Write> Write for PrintableWriter<W> {
         let line = text.strip_suffix('\n').unwrap_or(&text);
         let mut shown = match self.format {
             LogFormat::Text => printable(line, &[]),
-            LogFormat::Json => escape(line, |_| true, |c| format!("\\u{:04x}", u32::from(c))),
+            LogFormat::Json => printable_json(line),
         }
         .into_owned();
         shown.push('\n');
@@ -137,6 +127,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
+    use crate::domain::text::is_unprintable;
 
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Vec<u8>>>);
@@ -164,7 +155,7 @@ mod tests {
     const HOSTILE: &str = "a\u{1b}[2Jb\r\nINFO forged\u{9b}c\u{7f}d\u{202e}e é 漢";
 
     fn hostile() {
-        tracing::info!({ field::TASK } = HOSTILE, "{HOSTILE}");
+        tracing::info!(task = HOSTILE, "{HOSTILE}");
     }
 
     #[test]
@@ -193,11 +184,5 @@ mod tests {
         let text = logged("info", LogFormat::Text, log);
         assert!(text.contains("seen") && !text.contains("hidden"), "{text}");
         assert_eq!(logged("off", LogFormat::Text, log), "");
-    }
-
-    #[test]
-    fn printable_text_keeps_what_it_is_told_to() {
-        assert_eq!(printable("a\tb\n", &['\n', '\t']), "a\tb\n");
-        assert_eq!(printable("a\tb\u{1b}[0m", &['\n']), "a\\u{9}b\\u{1b}[0m");
     }
 }

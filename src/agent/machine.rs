@@ -7,13 +7,13 @@ use super::batch::{candidates, check_all};
 use super::context::{ContextLimit, Selection, select};
 use super::repeat::Repeats;
 use super::state::{
-    AgentState, Interrupt, ModelCall, Observation, Phase, Slot, Step, Transition, UnexpectedObservation,
+    AgentState, Doing, Interrupt, ModelCall, Observation, Phase, Slot, Step, Transition, UnexpectedObservation,
 };
-use super::tokens::estimate_text;
+use super::tokens::{estimate_part, estimate_text};
 use super::transcript::{IllFormed, Transcript};
 use crate::domain::{
     AssistantMessage, End, EndStatus, EventBody, FailureClass, LimitKind, Message, ModelFailure, ModelTurn, Part,
-    RunError, RunSpec, ToolOutcome, Usage,
+    RunError, RunSpec, ToolCall, ToolOutcome, Usage,
 };
 
 /// A run's decisions, with all they depend on.
@@ -94,16 +94,31 @@ impl Machine {
                 // Entering this phase made sure that a selection exists.
                 messages: self.selection().map(|selection| selection.messages(&self.transcript)).unwrap_or_default(),
             }),
-            Phase::Tools { slots } => Step::RunTools(
-                self.batch()
-                    .iter()
-                    .zip(slots)
-                    .filter(|(_, slot)| matches!(slot, Slot::Started))
-                    .map(|(call, _)| call.clone())
-                    .collect(),
-            ),
+            Phase::Tools { slots } => Step::RunTools(self.started(slots).cloned().collect()),
             Phase::Finished { end } => Step::Finish(end.clone()),
         }
+    }
+
+    /// How the run ended, if it has.
+    pub const fn end(&self) -> Option<&End> {
+        match &self.state.phase {
+            Phase::Finished { end } => Some(end),
+            Phase::New | Phase::Model { .. } | Phase::Tools { .. } => None,
+        }
+    }
+
+    /// What the run is doing, without what that takes.
+    pub fn doing(&self) -> Doing<'_, impl Iterator<Item = &ToolCall>> {
+        match &self.state.phase {
+            Phase::New => Doing::Nothing,
+            Phase::Model { attempt } => Doing::Calling { step: self.state.steps + 1, attempt: *attempt },
+            Phase::Tools { slots } => Doing::Running(self.started(slots)),
+            Phase::Finished { .. } => Doing::Over,
+        }
+    }
+
+    fn started<'a>(&'a self, slots: &'a [Slot]) -> impl Iterator<Item = &'a ToolCall> {
+        self.batch().iter().zip(slots).filter(|(_, slot)| matches!(slot, Slot::Started)).map(|(call, _)| call)
     }
 
     /// Takes what happened and decides what follows.
@@ -125,16 +140,9 @@ impl Machine {
                 let attempt = *attempt;
                 self.take_turn(turn, attempt, duration_ms, toolbox, &mut events)?;
             }
-            (Observation::ModelRetry { failure, delay_ms }, Phase::Model { attempt }) => {
+            (Observation::ModelRetry { failure, partial, delay_ms }, Phase::Model { attempt }) => {
                 let attempt = attempt.saturating_add(1);
-                events.push(EventBody::ModelRetry {
-                    step: self.state.steps + 1,
-                    attempt,
-                    reason: failure.class,
-                    message: failure.message,
-                    delay_ms,
-                });
-                self.state.phase = Phase::Model { attempt };
+                self.try_again(failure, &partial, attempt, delay_ms, &mut events);
             }
             (Observation::ModelFailed { failure, duration_ms, partial }, Phase::Model { attempt }) => {
                 let attempt = *attempt;
@@ -147,7 +155,7 @@ impl Machine {
                 match fatal {
                     Some(message) => {
                         let error = RunError { code: "tool_failed".to_owned(), message, retryable: false };
-                        self.interrupt(Interrupt::Failed(error), None, Vec::new(), &mut events)?;
+                        self.interrupt(Interrupt::Failed(error), Vec::new(), Vec::new(), &mut events)?;
                     }
                     None => self.go_on_with_batch(&mut events),
                 }
@@ -187,7 +195,7 @@ impl Machine {
                 .map_err(|error| ModelFailure::new(FailureClass::Protocol, error.to_string()))
         }) {
             Ok(usage) => usage,
-            Err(failure) => return self.fail_model(failure, attempt, duration_ms, None, events),
+            Err(failure) => return self.fail_model(failure, attempt, duration_ms, Vec::new(), events),
         };
         self.state.spent_tokens = self.state.spent_tokens.saturating_add(match turn.usage {
             Some(usage) => usage.input_tokens.saturating_add(usage.output_tokens),
@@ -226,12 +234,7 @@ impl Machine {
                 return;
             }
         };
-        if self.state.spent_tokens.saturating_add(selection.tokens) > limits.max_tokens {
-            let words = format!(
-                "{} tokens are used and the next request needs about {}, more than max_tokens = {}",
-                self.state.spent_tokens, selection.tokens, limits.max_tokens
-            );
-            self.stop(EndStatus::TokenLimit, words, None);
+        if !self.has_tokens_for(selection.tokens) {
             return;
         }
         let step = self.state.steps + 1;
@@ -246,6 +249,46 @@ impl Machine {
         self.warn_of_limits(events);
         self.state.phase = Phase::Model { attempt: 1 };
         events.push(EventBody::ModelStart { step, attempt: 1 });
+    }
+
+    /// Counts an attempt that was cut off against the budget, and goes on to the next when there is room for it.
+    fn try_again(
+        &mut self,
+        failure: ModelFailure,
+        partial: &[Part],
+        attempt: u32,
+        delay_ms: u64,
+        events: &mut Vec<EventBody>,
+    ) {
+        let request = self.selection().map_or(0, |selection| selection.tokens);
+        if !partial.is_empty() {
+            let heard: u64 = partial.iter().map(estimate_part).sum();
+            self.state.spent_tokens = self.state.spent_tokens.saturating_add(request).saturating_add(heard);
+        }
+        if !self.has_tokens_for(request) {
+            return;
+        }
+        events.push(EventBody::ModelRetry {
+            step: self.state.steps + 1,
+            attempt,
+            reason: failure.class,
+            message: failure.message,
+            delay_ms,
+        });
+        self.state.phase = Phase::Model { attempt };
+    }
+
+    /// Ends the run when a request of this size does not fit what is left of `max_tokens`.
+    fn has_tokens_for(&mut self, request: u64) -> bool {
+        let (used, max) = (self.state.spent_tokens, self.spec.limits.max_tokens);
+        let fits = used.saturating_add(request) <= max;
+        if !fits {
+            let words = format!(
+                "{used} tokens are used and the next request needs about {request}, more than max_tokens = {max}"
+            );
+            self.stop(EndStatus::TokenLimit, words, None);
+        }
+        fits
     }
 
     fn warn_of_limits(&mut self, events: &mut Vec<EventBody>) {
@@ -265,7 +308,7 @@ impl Machine {
     fn interrupt(
         &mut self,
         cause: Interrupt,
-        partial: Option<String>,
+        partial: Vec<Part>,
         outcomes: Vec<ToolOutcome>,
         events: &mut Vec<EventBody>,
     ) -> Result<(), UnexpectedObservation> {
@@ -291,8 +334,8 @@ impl Machine {
             ),
             Interrupt::Failed(error) | Interrupt::WorkerLost(error) => (EndStatus::InternalError, error),
         };
-        self.keep_partial(partial.clone(), events)?;
-        self.finish_early(status, error, partial);
+        self.keep_partial(partial, events)?;
+        self.finish_early(status, error, None);
         Ok(())
     }
 
@@ -301,7 +344,7 @@ impl Machine {
         failure: ModelFailure,
         attempt: u32,
         duration_ms: u64,
-        partial: Option<String>,
+        partial: Vec<Part>,
         events: &mut Vec<EventBody>,
     ) -> Result<(), UnexpectedObservation> {
         events.push(EventBody::ModelError {
@@ -311,24 +354,17 @@ impl Machine {
             reason: failure.class,
             message: failure.message.clone(),
         });
-        self.keep_partial(partial.clone(), events)?;
-        self.finish_early(EndStatus::ModelError, failure.into(), partial);
+        self.keep_partial(partial, events)?;
+        self.finish_early(EndStatus::ModelError, failure.into(), None);
         Ok(())
     }
 
-    /// Records text that was streamed and never finished, marked as such.
-    fn keep_partial(
-        &mut self,
-        partial: Option<String>,
-        events: &mut Vec<EventBody>,
-    ) -> Result<(), UnexpectedObservation> {
-        match partial {
-            Some(text) if !text.is_empty() => self.say(
-                AssistantMessage { content: vec![Part::Text { text }], tool_calls: Vec::new(), incomplete: true },
-                events,
-            ),
-            Some(_) | None => Ok(()),
+    /// Records what was streamed and never finished, marked as such.
+    fn keep_partial(&mut self, partial: Vec<Part>, events: &mut Vec<EventBody>) -> Result<(), UnexpectedObservation> {
+        if partial.is_empty() {
+            return Ok(());
         }
+        self.say(AssistantMessage { content: partial, tool_calls: Vec::new(), incomplete: true }, events)
     }
 
     pub(super) fn say(

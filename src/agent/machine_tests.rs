@@ -67,7 +67,7 @@ fn outcomes(outcomes: Vec<ToolOutcome>) -> Observation {
 }
 
 fn interrupt(cause: Interrupt) -> Observation {
-    Observation::Interrupt { cause, partial: None, outcomes: Vec::new() }
+    Observation::Interrupt { cause, partial: Vec::new(), outcomes: Vec::new() }
 }
 
 fn start(spec: RunSpec) -> Machine {
@@ -314,12 +314,14 @@ fn a_limit_is_warned_of_once() {
 fn a_retry_is_recorded_and_replaces_the_attempt() {
     let mut machine = start(spec(Limits::default()));
     let failure = ModelFailure::new(FailureClass::Unavailable, "503");
-    let transition =
-        machine.observe(Observation::ModelRetry { failure: failure.clone(), delay_ms: 500 }, &Tools).unwrap();
+    let transition = machine
+        .observe(Observation::ModelRetry { failure: failure.clone(), partial: Vec::new(), delay_ms: 500 }, &Tools)
+        .unwrap();
     assert_eq!(kinds(&transition), ["model_retry"]);
     let Step::CallModel(next) = machine.step() else { panic!() };
     assert_eq!((next.step, next.attempt), (1, 2));
-    let failed = Observation::ModelFailed { failure, duration_ms: 3, partial: Some("half an ans".into()) };
+    let failed =
+        Observation::ModelFailed { failure, duration_ms: 3, partial: vec![Part::Text { text: "half an ans".into() }] };
     let transition = machine.observe(failed, &Tools).unwrap();
     assert_eq!(kinds(&transition), ["model_error", "message"]);
     assert_eq!(ending(&machine), (RunStatus::Stopped(EndStatus::ModelError), Some("half an ans".into())));
@@ -330,13 +332,28 @@ fn a_retry_is_recorded_and_replaces_the_attempt() {
 }
 
 #[test]
+fn an_attempt_that_was_cut_off_is_paid_for() {
+    let mut machine = start(spec(Limits { max_tokens: 100, ..Limits::default() }));
+    let mut attempts = 1;
+    while let Step::CallModel(call) = machine.step() {
+        assert_eq!(call.attempt, attempts);
+        attempts += 1;
+        let failure = ModelFailure::new(FailureClass::Truncated, "cut");
+        let partial = vec![Part::Text { text: "x".repeat(100) }];
+        machine.observe(Observation::ModelRetry { failure, partial, delay_ms: 1 }, &Tools).unwrap();
+    }
+    // 6 tokens of request and 25 of response each.
+    assert_eq!((ending(&machine).0, attempts), (RunStatus::Stopped(EndStatus::TokenLimit), 5));
+}
+
+#[test]
 fn an_interrupted_batch_keeps_real_results_and_tells_the_truth_about_the_rest() {
     for one_finished in [true, false] {
         let mut machine = start(spec(Limits::default()));
         let batch = vec![call("a", "read", "{}"), call("b", "look", "{}"), call("c", "write", "{}")];
         machine.observe(turn("", batch), &Tools).unwrap();
         let known = if one_finished { vec![done("a", "real")] } else { Vec::new() };
-        let cancel = Observation::Interrupt { cause: Interrupt::Cancel, partial: None, outcomes: known };
+        let cancel = Observation::Interrupt { cause: Interrupt::Cancel, partial: Vec::new(), outcomes: known };
         let transition = machine.observe(cancel, &Tools).unwrap();
         assert_eq!(kinds(&transition), ["cancel_requested", "tool_end", "tool_end", "tool_end"]);
         let results: Vec<_> = said(&machine)[1..]
@@ -486,13 +503,15 @@ fn observation(act: &Act, step: &Step, serial: usize) -> Option<Observation> {
             }
             Some(observed)
         }
-        (Act::Retry, Step::CallModel(_)) => {
-            Some(Observation::ModelRetry { failure: ModelFailure::new(FailureClass::Unavailable, "x"), delay_ms: 1 })
-        }
+        (Act::Retry, Step::CallModel(_)) => Some(Observation::ModelRetry {
+            failure: ModelFailure::new(FailureClass::Unavailable, "x"),
+            partial: Vec::new(),
+            delay_ms: 1,
+        }),
         (Act::Fail, Step::CallModel(_)) => Some(Observation::ModelFailed {
             failure: ModelFailure::new(FailureClass::Protocol, "x"),
             duration_ms: 1,
-            partial: Some("part".into()),
+            partial: vec![Part::Text { text: "part".into() }],
         }),
         (Act::Answer(at, kind), Step::RunTools(calls)) => {
             let kind = [OutcomeKind::Result, OutcomeKind::Error, OutcomeKind::TimedOut, OutcomeKind::Result]

@@ -15,6 +15,6 @@ pub use admit::{Checked, Toolbox};
 pub use context::{ContextLimit, Selection, select};
 pub use cut::cut_middle;
 pub use machine::Machine;
-pub use state::{AgentState, Interrupt, ModelCall, Observation, Step, Transition, UnexpectedObservation};
+pub use state::{AgentState, Doing, Interrupt, ModelCall, Observation, Step, Transition, UnexpectedObservation};
 pub use tokens::{estimate_head, estimate_text};
 pub use transcript::{IllFormed, Transcript};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::transcript::IllFormed;
 use crate::domain::{
-    Effect, End, EventBody, LimitKind, Message, ModelFailure, ModelTurn, RunError, ToolCall, ToolOutcome, Usage,
+    Effect, End, EventBody, LimitKind, Message, ModelFailure, ModelTurn, Part, RunError, ToolCall, ToolOutcome, Usage,
 };
 
 /// Where a run stands between two steps, without what its spec and its transcript already say. Its JSON is stored
@@ -69,6 +69,23 @@ pub enum Step {
     Finish(End),
 }
 
+/// What a run is doing between two steps.
+pub enum Doing<'a, I: Iterator<Item = &'a ToolCall>> {
+    /// It has not started.
+    Nothing,
+    /// The model is called.
+    Calling {
+        /// The step, from 1.
+        step: u32,
+        /// The attempt, from 1.
+        attempt: u32,
+    },
+    /// These calls run.
+    Running(I),
+    /// It is over.
+    Over,
+}
+
 /// One model call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCall {
@@ -96,6 +113,8 @@ pub enum Observation {
     ModelRetry {
         /// Why.
         failure: ModelFailure,
+        /// What had been streamed, if anything; it was paid for.
+        partial: Vec<Part>,
         /// Milliseconds until the next attempt.
         delay_ms: u64,
     },
@@ -105,8 +124,8 @@ pub enum Observation {
         failure: ModelFailure,
         /// Milliseconds of the last attempt.
         duration_ms: u64,
-        /// Text that had been streamed.
-        partial: Option<String>,
+        /// What had been streamed, if anything.
+        partial: Vec<Part>,
     },
     /// Started calls ended.
     ToolOutcomes {
@@ -119,8 +138,8 @@ pub enum Observation {
     Interrupt {
         /// Why.
         cause: Interrupt,
-        /// Text of a response that was being written.
-        partial: Option<String>,
+        /// What had been streamed of a response that was being written.
+        partial: Vec<Part>,
         /// Outcomes of started calls as far as they are known.
         outcomes: Vec<ToolOutcome>,
     },

@@ -33,17 +33,7 @@ pub fn estimate_head(instructions: Option<&str>, tools: &[ToolSpec]) -> u64 {
 
 /// Estimates one message as it is sent.
 pub(super) fn estimate_message(message: &Message) -> u64 {
-    let parts = |parts: &[Part]| -> u64 {
-        parts
-            .iter()
-            .map(|part| match part {
-                Part::Text { text } => estimate_text(text),
-                Part::Reasoning { text, token } => {
-                    estimate_text(text) + token.as_ref().map_or(0, |token| estimate_text(&token.data.to_string()))
-                }
-            })
-            .sum()
-    };
+    let parts = |parts: &[Part]| -> u64 { parts.iter().map(estimate_part).sum() };
     MESSAGE_OVERHEAD
         + match message {
             Message::User(message) => parts(&message.content),
@@ -63,6 +53,16 @@ pub(super) fn estimate_message(message: &Message) -> u64 {
             }
             Message::Tool(message) => estimate_text(&message.call_id) + estimate_text(&message.content),
         }
+}
+
+/// Estimates one part.
+pub(super) fn estimate_part(part: &Part) -> u64 {
+    match part {
+        Part::Text { text } => estimate_text(text),
+        Part::Reasoning { text, token } => {
+            estimate_text(text) + token.as_ref().map_or(0, |token| estimate_text(&token.data.to_string()))
+        }
+    }
 }
 
 fn is_cjk(c: char) -> bool {

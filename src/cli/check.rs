@@ -6,7 +6,7 @@ use std::io::Write;
 use super::{ConfigArgs, Exit, output};
 use crate::app;
 use crate::config::{self, Config, Env, ScriptSource, WireConfig};
-use crate::telemetry::printable;
+use crate::domain::text::printable;
 
 pub(super) fn check(args: &ConfigArgs, env: &Env, out: &mut (dyn Write + Send)) -> anyhow::Result<Exit> {
     match config::load(args.config.as_deref(), env) {

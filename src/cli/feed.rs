@@ -3,12 +3,12 @@
 use anyhow::Context as _;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use sse_stream::{Sse, SseByteStream};
 
 use super::remote::{Remote, RemoteFeed};
 use crate::domain::{RunId, RunRequest, TenantId};
-use crate::event::{Cursor, Streams, Subscribed, Subscription};
+use crate::event::{Cursor, Streams, Subscribed};
 use crate::run::{CreateError, Supervisor};
 use crate::store::StoreError;
 
@@ -79,7 +79,10 @@ impl Executor {
         match self {
             Self::Local { supervisor: _, streams } => {
                 match streams.subscribe(&TenantId::local(), run, Cursor::START).await? {
-                    Subscribed::Stream(subscription) => Ok(Feed::Local(Box::new(blocks_of(subscription)))),
+                    Subscribed::Stream(subscription) => {
+                        let bytes = subscription.into_stream().map_err(StreamError::Store).boxed();
+                        Ok(Feed::Local(Box::new(SseByteStream::new(bytes))))
+                    }
                     Subscribed::Past => anyhow::bail!("run {run} has no events"),
                 }
             }
@@ -107,14 +110,6 @@ impl Feed {
             Self::Remote(feed) => feed.next().await,
         }
     }
-}
-
-fn blocks_of(subscription: Subscription) -> Blocks {
-    let bytes = stream::try_unfold(subscription, async |mut subscription| {
-        let next = subscription.next().await.map_err(StreamError::Store)?;
-        Ok(next.map(|bytes| (bytes, subscription)))
-    });
-    SseByteStream::new(bytes.boxed())
 }
 
 /// Why a run was not accepted, with every field that is wrong.

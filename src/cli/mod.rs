@@ -21,9 +21,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::Env;
+use crate::config::{Config, Env, LogConfig};
+use crate::domain::text::printable;
 use crate::shutdown::{Signal, Signals};
-use crate::telemetry::printable;
 use crate::tool::supervise;
 
 /// Executes LLM agents: durable runs, resumable streams, tools under control.
@@ -102,6 +102,15 @@ fn start(cli: Cli) -> anyhow::Result<Exit> {
     // A read of standard input or a stuck disk must not hold the program.
     runtime.shutdown_background();
     exit
+}
+
+/// The log of a command that shows a run on the same screen: warnings only, unless a level is given.
+fn quiet_log(config: &Config) -> LogConfig {
+    let mut log = config.log.clone();
+    if !config.is_given("log.level") {
+        log.level = "warn".to_owned();
+    }
+    log
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]

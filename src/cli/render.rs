@@ -4,8 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::feed::Frame;
+use crate::domain::text::{excerpt, printable, printable_json, shown};
 use crate::domain::{Arguments, EventBody, Message, RunError, RunId, RunStatusName, Usage};
-use crate::telemetry::printable;
 
 /// Most characters of arguments or of an error that are shown on a line.
 const MAX_SHOWN: usize = 200;
@@ -74,7 +74,7 @@ fn json_line(frame: &Frame) -> String {
     match serde_json::from_str(&frame.data) {
         Ok(Value::Object(mut object)) => {
             object.entry("type").or_insert_with(|| Value::from(frame.event.as_str()));
-            format!("{}\n", Value::Object(object))
+            format!("{}\n", printable_json(&Value::Object(object).to_string()))
         }
         Ok(_) | Err(_) => String::new(),
     }
@@ -121,23 +121,23 @@ impl Terminal {
                 let reason = reason.code();
                 self.line(&format!(
                     "! {reason}: {}; attempt {attempt} follows in {}",
-                    short(&message),
+                    excerpt(&message, MAX_SHOWN),
                     duration(delay_ms)
                 ))
             }
             EventBody::ModelError { step: _, attempt: _, duration_ms: _, reason, message } => {
-                self.line(&format!("! {}: {}", reason.code(), short(&message)))
+                self.line(&format!("! {}: {}", reason.code(), excerpt(&message, MAX_SHOWN)))
             }
             EventBody::Message { step, message } => self.message(step, &message),
             EventBody::ToolStart { step: _, call_id: _, name, arguments, effect: _ } => {
-                self.line(&format!("> {name} {}", short(&arguments_text(&arguments))))
+                self.line(&format!("> {name} {}", shown(&arguments_text(&arguments), MAX_SHOWN)))
             }
             EventBody::ToolEnd { step: _, call_id: _, name, outcome, is_error: _, content, duration_ms } => {
                 let is_error = outcome.is_error();
                 let outcome = serde_json::to_value(outcome).unwrap_or_default();
                 let outcome = outcome.as_str().unwrap_or_default().replace('_', " ");
                 let time = duration(duration_ms);
-                let said = if is_error { format!(": {}", short(&content)) } else { String::new() };
+                let said = if is_error { format!(": {}", excerpt(&content, MAX_SHOWN)) } else { String::new() };
                 self.line(&format!("< {name} {outcome}, {time}{said}"))
             }
             EventBody::ContextTrimmed { step: _, dropped_messages, estimated_tokens: _ } => {
@@ -161,11 +161,13 @@ impl Terminal {
             "text_delta" => serde_json::from_str(&frame.data).map(|delta| self.delta(delta)).unwrap_or_default(),
             "tool_progress" => serde_json::from_str(&frame.data)
                 .map(|Progress { text }| {
-                    text.lines().map(|line| self.line(&format!("| {}", short(line)))).collect::<String>()
+                    text.lines().map(|line| self.line(&format!("| {}", shown(line, MAX_SHOWN)))).collect::<String>()
                 })
                 .unwrap_or_default(),
             "snapshot" | "reasoning_delta" | "tool_call_delta" => String::new(),
-            other => self.line(&format!("! an event of a kind this version does not know: {}", short(other))),
+            other => {
+                self.line(&format!("! an event of a kind this version does not know: {}", shown(other, MAX_SHOWN)))
+            }
         }
     }
 
@@ -251,16 +253,6 @@ fn arguments_text(arguments: &Arguments) -> String {
         Arguments::Object(object) => serde_json::to_string(object).unwrap_or_default(),
         Arguments::Malformed(raw) => raw.clone(),
     }
-}
-
-/// The text on one line, cut when it is long.
-fn short(text: &str) -> String {
-    let mut chars = text.chars().map(|c| if c == '\n' { ' ' } else { c });
-    let mut out: String = chars.by_ref().take(MAX_SHOWN).collect();
-    if chars.next().is_some() {
-        out.push('…');
-    }
-    out
 }
 
 fn duration(millis: u64) -> String {

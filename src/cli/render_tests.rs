@@ -173,8 +173,8 @@ fn nothing_a_model_or_tool_writes_reaches_the_terminal_as_a_command() {
         event(5, ended("internal_error", [0; 4], json!({"code": hostile, "message": hostile, "retryable": false}))),
     ];
     let text = shown(&frames);
-    assert!(!text.replace('\n', "").contains(crate::telemetry::is_unprintable), "{text:?}");
-    assert!(text.contains("\\u{1b}]0;owned\\u{7}\\u{d}\\u{9b}2J\\u{202e}more"), "{text}");
+    assert!(!text.replace('\n', "").contains(crate::domain::text::is_unprintable), "{text:?}");
+    assert!(text.contains("\\u{1b}]0;owned\\u{7}\\r\\u{9b}2J\\u{202e}more"), "{text}");
 }
 
 #[test]
@@ -188,14 +188,15 @@ fn long_arguments_are_cut() {
 #[test]
 fn json_output_is_one_object_a_line_each_with_its_type() {
     let mut renderer = Renderer::new(true);
-    let frames = [event(1, json!({"type": "run_queued"})), delta(1, 1, 0, "a\nb"), live("snapshot", json!({}))];
+    let frames = [event(1, json!({"type": "run_queued"})), delta(1, 1, 0, "a\n\u{9b}b"), live("snapshot", json!({}))];
     let text: String = frames.iter().map(|frame| renderer.frame(frame).text).collect();
+    assert!(!text.replace('\n', "").contains(crate::domain::text::is_unprintable), "{text:?}");
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(
         lines,
         [
             json!({"type": "run_queued", "run_id": RUN, "seq": 1, "time": "2026-11-30T16:17:10.000Z"}),
-            json!({"type": "text_delta", "run_id": RUN, "step": 1, "attempt": 1, "offset": 0, "text": "a\nb"}),
+            json!({"type": "text_delta", "run_id": RUN, "step": 1, "attempt": 1, "offset": 0, "text": "a\n\u{9b}b"}),
             json!({"type": "snapshot"}),
         ]
     );

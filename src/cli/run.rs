@@ -1,6 +1,6 @@
 //! `hames run`: one run, in this process or on a server.
 //!
-//! In this process, without a settings file and without `HAMES_STORE__URL`, the database and the directories of the
+//! In this process, without a settings file and without a `store.url`, the database and the directories of the
 //! run are temporary and gone afterwards. With either, the configured database is used: the run is kept, and, as a
 //! server would, hames also goes on with runs that were left waiting there.
 
@@ -16,7 +16,7 @@ use super::follow::{self, Followed, OnSignal};
 use super::output::Output;
 use super::remote::{Remote, parse_url};
 use super::render::Renderer;
-use super::{ConfigArgs, Exit, demo};
+use super::{ConfigArgs, Exit, demo, quiet_log};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Config, Env};
 use crate::domain::{LimitsPatch, RunInput, RunRequest};
@@ -82,16 +82,12 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
     }
     let mut config = config::load(args.config.config.as_deref(), env)?;
     let mut temporary = None;
-    if args.config.config.is_none() && env.get("HAMES_STORE__URL").is_none() {
+    if args.config.config.is_none() && !config.is_given("store.url") {
         let directory = tempfile::Builder::new().prefix("hames-run-").tempdir()?;
         config = in_directory(config, directory.path())?;
         temporary = Some(directory);
     }
-    if env.get("HAMES_LOG__LEVEL").is_none() && config.log.level == "info" {
-        // The events are on the screen already.
-        config.log.level = "warn".to_owned();
-    }
-    telemetry::start(&config.log)?;
+    telemetry::start(&quiet_log(&config))?;
     let drain = std::time::Duration::from_millis(config.run.drain_ms);
     let app = App::build(config, Surroundings::of_this_program(env.clone())).await?;
     let executor = Executor::Local { supervisor: app.supervisor().clone(), streams: app.streams().clone() };
@@ -100,14 +96,17 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
     let mut working = std::pin::pin!(app.work(shutdown.clone()));
     let exit = tokio::select! {
         exit = show(&executor, request, args.json, &mut signals) => exit?,
-        () = &mut working => anyhow::bail!("the work stopped before the run had ended"),
+        worked = &mut working => {
+            worked?;
+            anyhow::bail!("the work stopped before the run had ended")
+        }
     };
     if let Exit::Signal(_) = exit {
         return Ok(exit);
     }
     shutdown.soft().cancel();
     match shutdown.run(signals, drain, working).await {
-        Ended::Finished(()) => {}
+        Ended::Finished(worked) => worked?,
         Ended::Forced(signal) => return Ok(Exit::Signal(signal)),
         Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
     }

@@ -8,11 +8,11 @@ use clap::Args;
 use tokio::net::TcpListener;
 
 use super::output::Output;
-use super::{ConfigArgs, Exit, demo};
+use super::{ConfigArgs, Exit, demo, quiet_log};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Env};
 use crate::shutdown::{Ended, Shutdown, Signals};
-use crate::telemetry::{self, field};
+use crate::telemetry;
 
 /// What to serve.
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(super) struct ServeArgs {
 
 pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyhow::Result<Exit> {
     let mut config = config::load(args.config.config.as_deref(), env)?;
-    telemetry::start(&config.log)?;
+    telemetry::start(&if args.demo { quiet_log(&config) } else { config.log.clone() })?;
     if args.demo {
         let workspace = PathBuf::from(demo::DIRECTORY);
         demo::write_files(&workspace)?;
@@ -39,7 +39,7 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
     let address = listener.local_addr()?;
     let app = App::build(config, Surroundings::of_this_program(env.clone())).await?;
     let shutdown = Shutdown::new();
-    tracing::info!({ field::ADDRESS } = %address, "listening");
+    tracing::info!(%address, "listening");
     if args.demo {
         let soft = shutdown.soft().clone();
         shutdown.tasks().spawn("demo", async move {
@@ -51,7 +51,8 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
         });
     }
     match shutdown.run(signals, drain, app.serve(listener, shutdown.clone())).await {
-        Ended::Finished(()) => {
+        Ended::Finished(served) => {
+            served?;
             tracing::info!("stopped");
             Ok(Exit::SUCCESS)
         }

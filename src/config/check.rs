@@ -89,7 +89,8 @@ impl Checker<'_> {
     }
 
     fn sections(&mut self, config: &Config) {
-        let Config { server, store, run, limits, log, providers: _, agents: _, workspaces: _, commands: _ } = config;
+        let Config { server, store, run, limits, log, providers: _, agents: _, workspaces: _, commands: _, given: _ } =
+            config;
         if !server.bind.ip().is_loopback() {
             let message = format!(
                 "{} can be reached from other machines, and there are no API keys yet that would protect it; use a \

@@ -34,6 +34,7 @@ pub fn load(file: Option<&Path>, env: &Env) -> Result<Config, Problems> {
         return Err(Problems(problems));
     };
     config.providers = check::providers(&providers, env, &sources, &mut broken, &mut problems);
+    config.given = sources.given();
     if file.is_none() {
         builtin::fill(&mut config, env, &mut broken, &mut problems);
     }
@@ -84,6 +85,21 @@ impl Sources {
             }
         };
         Self { figment, merged: Value::from(merged), file: file.map(Path::to_owned) }
+    }
+
+    /// Every key that was given, dotted; those of sections too.
+    fn given(&self) -> BTreeSet<String> {
+        let mut given = BTreeSet::new();
+        let mut open = vec![(String::new(), &self.merged)];
+        while let Some((path, value)) = open.pop() {
+            let Value::Dict(_, dict) = value else { continue };
+            for (key, value) in dict {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                given.insert(path.clone());
+                open.push((path, value));
+            }
+        }
+        given
     }
 
     /// Whether a key was given.

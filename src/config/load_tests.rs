@@ -54,6 +54,21 @@ fn a_good_file_loads_over_the_defaults() {
 }
 
 #[test]
+fn what_was_given_is_told_from_what_is_a_default() {
+    let text = format!("log.level = 'info'\n{GOOD}");
+    let env = Env::from_iter([("HAMES_STORE__URL", "sqlite:hames.db")]);
+    let config = load_text(&text, &env).unwrap();
+    for given in ["log", "log.level", "store.url", "providers.local.base_url"] {
+        assert!(config.is_given(given), "{given}");
+    }
+    for default in ["log.format", "store.durability", "run", "run.max_queued", "providers.local.models", ""] {
+        assert!(!config.is_given(default), "{default}");
+    }
+    let builtin = load(None, &Env::default()).unwrap();
+    assert!(!builtin.is_given("log.level") && !builtin.is_given("agents.demo"));
+}
+
+#[test]
 fn variables_win_over_the_file_and_take_any_type() {
     let text = format!("run.max_queued = 5\n{GOOD}");
     let env = Env::from_iter([

@@ -7,7 +7,7 @@ mod load;
 mod problem;
 mod provider;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -46,6 +46,16 @@ pub struct Config {
     pub workspaces: BTreeMap<String, WorkspaceConfig>,
     /// Commands by name; the model names one and never writes one.
     pub commands: BTreeMap<String, CommandConfig>,
+    /// The keys that a file or the environment gave, dotted.
+    #[serde(skip)]
+    given: BTreeSet<String>,
+}
+
+impl Config {
+    /// Whether a file or the environment gave this key (`log.level`); else it holds its default.
+    pub fn is_given(&self, key: &str) -> bool {
+        self.given.contains(key)
+    }
 }
 
 /// The listener.
@@ -97,9 +107,9 @@ pub struct RunConfig {
     pub max_concurrent: usize,
     /// Most runs waiting for a slot; more are refused with 503.
     pub max_queued: usize,
-    /// Time for steps in flight to finish when the server stops, in milliseconds.
+    /// How long runs at work go on when the server stops, in milliseconds; those not done by then are let go.
     pub drain_ms: u64,
-    /// How often one call may occur in a run before it counts as a repeat.
+    /// Which occurrence of the same call in a run counts as a repeat.
     pub repeat_limit: u32,
     /// Where runs without a configured workspace get their own empty directory.
     pub scratch_dir: PathBuf,

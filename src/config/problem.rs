@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::domain::text::nearest;
+
 /// Where a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -57,16 +59,6 @@ impl fmt::Display for Problems {
         }
         Ok(())
     }
-}
-
-/// The known name most like `given`, if one is close enough to be meant.
-pub(super) fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .into_iter()
-        .map(|name| (strsim::jaro_winkler(given, name), name))
-        .filter(|(likeness, _)| *likeness > 0.8)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, name)| name)
 }
 
 /// Ends a message about an unknown name: what was meant, or what there is.

@@ -91,6 +91,14 @@ impl ProviderConfig {
         }
     }
 
+    /// Its key, if it has one.
+    pub const fn api_key(&self) -> Option<&SecretString> {
+        match &self.wire {
+            WireConfig::OpenaiChat(chat) => chat.api_key.as_ref(),
+            WireConfig::Scripted(_) => None,
+        }
+    }
+
     /// The environment variable that holds its key, if it has one.
     pub fn api_key_env(&self) -> Option<&str> {
         match &self.wire {

@@ -116,11 +116,6 @@ impl Usage {
             model_calls_with_usage: self.model_calls_with_usage.saturating_add(1),
         })
     }
-
-    /// Input and output together.
-    pub const fn total_tokens(&self) -> u64 {
-        self.input_tokens.saturating_add(self.output_tokens)
-    }
 }
 
 #[cfg(test)]

@@ -293,7 +293,7 @@ pub struct Event {
     pub run: RunId,
     /// Its number, from 1.
     pub seq: Seq,
-    /// When it was committed.
+    /// When it happened; taken just before it was committed.
     pub time: Timestamp,
     /// What happened.
     pub body: EncodedBody,

@@ -9,6 +9,7 @@ mod id;
 mod message;
 mod request;
 mod run;
+pub mod text;
 mod timestamp;
 mod tool;
 mod turn;

@@ -123,12 +123,6 @@ impl LiveRun {
         }
     }
 
-    /// The visible text written so far of the open message, for a run that stops early: at most a mebibyte of
-    /// it. `None` when no message is open or it has no text.
-    pub fn written(&self) -> Option<String> {
-        self.state().written()
-    }
-
     /// The run as last published; `None` before its driver did so.
     pub fn run(&self) -> Option<Run> {
         self.state().run().cloned()

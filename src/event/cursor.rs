@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::domain::Seq;
+use crate::domain::text::shown;
 
 /// What a reader has seen: all durable events up to a number, and possibly a part of the message that is being
 /// written after it.
@@ -34,7 +35,7 @@ pub(super) enum Within {
     },
 }
 
-/// The text is not a cursor.
+/// The text is not a cursor; it is held as the message repeats it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a cursor; expected `SEQ`, `SEQ.OFFSET` or `SEQ.OFFSET.ROFFSET` in whole numbers, such as `12` or \
@@ -42,8 +43,8 @@ pub(super) enum Within {
 )]
 pub struct InvalidCursor(pub String);
 
-/// Most of a bad cursor that is repeated in the error.
-const SHOWN_CHARS: usize = 64;
+/// Most of a bad cursor that the error repeats, in Unicode scalar values.
+const MAX_SHOWN: usize = 64;
 
 impl Cursor {
     /// Before the first event.
@@ -88,7 +89,7 @@ impl FromStr for Cursor {
     type Err = InvalidCursor;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid = || InvalidCursor(text.chars().take(SHOWN_CHARS).collect());
+        let invalid = || InvalidCursor(shown(text, MAX_SHOWN));
         let mut parts = text.split('.');
         let seq = parts.next().and_then(number).ok_or_else(invalid)?;
         let within = match (parts.next(), parts.next(), parts.next()) {
@@ -151,6 +152,8 @@ mod tests {
             assert_eq!(error, InvalidCursor(text.into()));
             assert!(error.to_string().contains(&format!("`{text}`")) && error.to_string().contains("`12.340`"));
         }
-        assert_eq!("x".repeat(10_000).parse::<Cursor>().unwrap_err().0.len(), 64);
+        let long = "x".repeat(10_000).parse::<Cursor>().unwrap_err();
+        assert_eq!(long, InvalidCursor(format!("{}…", "x".repeat(64))));
+        assert_eq!("1\u{1b}".parse::<Cursor>(), Err(InvalidCursor("1\\u{1b}".into())));
     }
 }

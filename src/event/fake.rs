@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 
 use crate::domain::{Event, Limits, Message, ModelRef, Run, RunId, RunStatus, Seq, TenantId, Timestamp, Usage};
-use crate::store::{ClaimedRun, NewRun, RunFilter, StepCommit, Store, StoreError};
+use crate::store::{ClaimedRun, Committed, NewRun, RunFilter, StepCommit, Store, StoreError};
 
 /// One run of the local tenant. Panics on any query for more than a page, and on verbs a reader has no use for.
 pub(super) struct FakeStore {
@@ -121,8 +121,8 @@ impl Store for FakeStore {
         unreachable!("a reader claims nothing")
     }
 
-    async fn claim_run(&self, _: &TenantId, _: RunId, _: Timestamp) -> Result<Option<ClaimedRun>, StoreError> {
-        unreachable!("a reader claims nothing")
+    async fn load(&self, _: &TenantId, _: RunId) -> Result<Option<ClaimedRun>, StoreError> {
+        unreachable!("a reader drives nothing")
     }
 
     async fn claim_interrupted(&self) -> Result<Vec<ClaimedRun>, StoreError> {
@@ -133,8 +133,16 @@ impl Store for FakeStore {
         unreachable!("a reader claims nothing")
     }
 
-    async fn commit_step(&self, _: StepCommit) -> Result<Vec<Event>, StoreError> {
+    async fn commit_step(&self, _: StepCommit) -> Result<Committed, StoreError> {
         unreachable!("a reader commits nothing")
+    }
+
+    async fn end_unreadable(&self, _: &TenantId, _: RunId, _: &str, _: Timestamp) -> Result<(), StoreError> {
+        unreachable!("a reader ends nothing")
+    }
+
+    async fn failed(&self) {
+        unreachable!("a reader does not end the process")
     }
 
     async fn request_cancel(&self, _: &TenantId, _: RunId, _: Timestamp) -> Result<Option<Run>, StoreError> {

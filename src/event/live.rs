@@ -150,10 +150,6 @@ impl State {
         matches!(self.doing, Doing::Ended)
     }
 
-    pub(super) fn written(&self) -> Option<String> {
-        self.open().and_then(OpenMessage::written)
-    }
-
     fn open(&self) -> Option<&OpenMessage> {
         match &self.doing {
             Doing::Writing(open) => Some(open),
@@ -209,7 +205,10 @@ impl State {
     pub(super) fn delta(&mut self, delta: Delta<'_>, watched: bool) {
         let (run, seq) = (self.id, self.last_seq);
         let Doing::Writing(open) = &mut self.doing else {
-            tracing::warn!(%run, "a fragment of a response arrived while no response is written; it is not streamed");
+            tracing::warn!(
+                run_id = %run,
+                "a fragment of a response arrived while no response is written; it is not streamed"
+            );
             return;
         };
         let (channel, fragment) = match delta {
@@ -234,7 +233,7 @@ impl State {
                 self.push_recent(RecentFrame::Delta { epoch, from, to, frame });
             }
             Pushed::NowFull => tracing::warn!(
-                %run,
+                run_id = %run,
                 step = open.name.step,
                 "the response is longer than {MAX_MESSAGE_BYTES} bytes; its rest is not streamed but comes with the \
                  finished message"

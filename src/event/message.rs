@@ -90,11 +90,6 @@ impl OpenMessage {
         Place { text: self.text.chars, reasoning: self.reasoning.chars }
     }
 
-    /// The visible text; `None` when there is none.
-    pub(super) fn written(&self) -> Option<String> {
-        (self.text.chars > 0).then(|| self.text.joined())
-    }
-
     /// Adds a fragment.
     pub(super) fn push(&mut self, channel: Channel, fragment: &str) -> Pushed {
         if self.full || fragment.is_empty() {
@@ -250,13 +245,6 @@ impl Text {
         }
         pieces
     }
-
-    fn joined(&self) -> String {
-        let mut out = String::with_capacity(self.bytes);
-        out.extend(self.blocks.iter().map(|block| &*block.text));
-        out.push_str(&self.tail);
-        out
-    }
 }
 
 /// Offsets in scalar values as offsets in bytes; beyond the end is the end.
@@ -349,7 +337,6 @@ mod tests {
                 let pushed = message.push(Channel::Text, &fragment);
                 prop_assert!(matches!(pushed, Pushed::Kept(..)));
             }
-            prop_assert_eq!(message.written(), Some(whole.clone()));
             let chars: Vec<char> = whole.chars().collect();
             prop_assert_eq!(message.end().text, chars.len());
             for (a, b) in cuts {

@@ -10,9 +10,10 @@ use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error, MapAcces
 use serde_json::{Map, Number, Value};
 use serde_path_to_error::{Path, Segment};
 
-use super::problem::{Problem, ProblemCode, closest, shown};
+use super::problem::{Problem, ProblemCode, shown};
 use super::value::Strictly;
 use crate::domain::FieldError;
+use crate::domain::text::nearest;
 
 /// Most values one body may hold. A value costs up to sixteen times its text in memory, so that a body within its limit
 /// of bytes could still take a lot.
@@ -71,7 +72,7 @@ fn field_error(path: &Path, message: &str) -> FieldError {
     let (given, known) = rest.split_once("`, ").unwrap_or((rest, ""));
     let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
     let at = if path.ends_with(&format!(".{given}")) { path } else { format!("{path}.{}", shown(given)) };
-    let message = match closest(given, known.iter().copied()) {
+    let message = match nearest(given, known.iter().copied()) {
         Some(meant) => format!("unknown field; did you mean `{meant}`?"),
         None => format!("unknown field; known here: {}", known.join(", ")),
     };

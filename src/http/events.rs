@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use super::extract::{RunPath, Tenant};
 use super::negotiate::{EVENT_STREAM, Form};
 use super::page;
-use super::problem::{Problem, ProblemCode, clipped};
+use super::problem::{Problem, ProblemCode};
 use super::query::{FromQuery, Query, QueryReader};
 use super::spec::EventProblems;
 use super::state::HttpState;
@@ -36,9 +36,6 @@ const QUIET: Duration = Duration::from_millis(250);
 
 /// A JSON page ends early once its events are larger than this, so that memory stays bounded.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
-
-/// Most characters of what is wrong with a cursor, since that may repeat the cursor.
-const MAX_CURSOR_ERROR: usize = 200;
 
 /// Events read from the store at once for a JSON page.
 const PAGE_STEP: u32 = 20;
@@ -76,7 +73,7 @@ pub(super) struct EventView {
     /// Its number in the run: 1, 2, 3, … without gap.
     #[schema(value_type = u64, minimum = 1, example = 1)]
     seq: Seq,
-    /// When it was committed.
+    /// When it happened; taken just before it was committed.
     #[schema(value_type = String, format = DateTime)]
     time: Timestamp,
     /// What happened.
@@ -90,7 +87,8 @@ pub(super) struct EventView {
 /// stands; then every event of the log after the reader's cursor, each with its number as `id`; then what happens,
 /// as it happens: events as they are committed, and between them the fragments of the message being written
 /// (`text_delta`, `reasoning_delta`, `tool_call_delta`, `tool_progress`). A fragment of text has the id `SEQ.OFFSET`,
-/// OFFSET counting Unicode scalar values of the message. Connect again with the last id in `Last-Event-ID` (or in
+/// OFFSET counting Unicode scalar values of the message; one of reasoning has `SEQ.OFFSET.ROFFSET`, ROFFSET counting
+/// those of the reasoning. Connect again with the last id in `Last-Event-ID` (or in
 /// `after`) and the stream goes on exactly there. A comment comes every 15 seconds when nothing else does. After
 /// `run_end` the server closes; a stream resumed past it gets 204. Closing a stream never stops the run.
 ///
@@ -98,11 +96,13 @@ pub(super) struct EventView {
 #[utoipa::path(get, path = "/runs/{id}/events", operation_id = "list_events", tag = "runs",
     params(
         ("id" = String, Path, pattern = "^run_[0-9a-f]{32}$", description = "The run.", example = "run_019000000000700080000000000000ab"),
-        ("after" = Option<String>, Query, pattern = r"^[0-9]+(\.[0-9]+)?$", example = "17",
-            description = "The cursor: only what follows it. `SEQ`, or `SEQ.OFFSET` for a place inside the message being written."),
+        ("after" = Option<String>, Query, pattern = r"^[0-9]+(\.[0-9]+){0,2}$", example = "17",
+            description = "The cursor: only what follows it. `SEQ`, or for a place inside the message being written \
+                           `SEQ.OFFSET` or `SEQ.OFFSET.ROFFSET`. No number is greater than 18446744073709551615."),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 200,
             description = "Most events of a JSON page; 50 if absent. A page also ends after 4 MiB."),
-        ("Last-Event-ID" = Option<String>, Header, nullable = false, pattern = r"^[0-9]+(\.[0-9]+)?$", description = "The cursor, as browsers send it. Wins over `after`."),
+        ("Last-Event-ID" = Option<String>, Header, nullable = false, pattern = r"^[0-9]+(\.[0-9]+){0,2}$",
+            description = "The cursor, as browsers send it, in the form of `after`. Wins over `after`."),
     ),
     responses(
         (status = 200, description = "The stream, or one page.", headers(
@@ -120,46 +120,30 @@ pub(super) async fn events(
     State(state): State<HttpState>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let position = Position::of(&headers, query.after.as_deref())?;
+    let cursor = cursor_of(&headers, query.after.as_deref())?;
     match (form, query.limit) {
         (Form::EventStream, Some(_)) => {
             Err(Problem::new(ProblemCode::InvalidQuery, "?limit: is for JSON pages; a stream has no limit."))
         }
-        (Form::EventStream, None) => match state.parts().streams.subscribe(&tenant, id, position.cursor).await? {
+        (Form::EventStream, None) => match state.parts().streams.subscribe(&tenant, id, cursor).await? {
             Subscribed::Past => Ok(StatusCode::NO_CONTENT.into_response()),
             Subscribed::Stream(subscription) => Ok(stream(&state, id, subscription)),
         },
-        (Form::Json, limit) => json_page(&state, &tenant, id, position.seq, limit.unwrap_or(page::DEFAULT_LIMIT)).await,
+        (Form::Json, limit) => json_page(&state, &tenant, id, cursor.seq(), limit.unwrap_or(page::DEFAULT_LIMIT)).await,
     }
 }
 
-/// Where a reader stands.
-#[derive(Default)]
-struct Position {
-    cursor: Cursor,
-    /// The number in the cursor.
-    seq: Seq,
-}
-
-impl Position {
-    /// Reads both places a cursor can come from; the header wins. A malformed one is an error even where it loses.
-    fn of(headers: &HeaderMap, after: Option<&str>) -> Result<Self, Problem> {
-        let after = after.map(|text| Self::read("after", text)).transpose()?;
-        match headers.get(LAST_EVENT_ID) {
-            // Browsers leave the header out when they have no id; others send it empty.
-            Some(value) if !value.is_empty() => Self::read("Last-Event-ID", &String::from_utf8_lossy(value.as_bytes())),
-            Some(_) | None => Ok(after.unwrap_or_default()),
-        }
-    }
-
-    fn read(name: &str, text: &str) -> Result<Self, Problem> {
-        let invalid = |error: &str| {
-            Problem::new(ProblemCode::InvalidCursor, format!("{name}: {}", clipped(error, MAX_CURSOR_ERROR)))
-        };
-        let cursor = text.parse::<Cursor>().map_err(|error| invalid(&error.to_string()))?;
-        let seq = text.split('.').next().unwrap_or_default();
-        let seq = seq.parse().map_err(|_| invalid("not a cursor; expected SEQ or SEQ.OFFSET"))?;
-        Ok(Self { cursor, seq })
+/// Reads both places a cursor can come from; the header wins. A malformed one is an error even where it loses.
+fn cursor_of(headers: &HeaderMap, after: Option<&str>) -> Result<Cursor, Problem> {
+    let read = |name: &str, text: &str| {
+        let invalid = |error| Problem::new(ProblemCode::InvalidCursor, format!("{name}: {error}"));
+        text.parse::<Cursor>().map_err(invalid)
+    };
+    let after = after.map(|text| read("after", text)).transpose()?;
+    match headers.get(LAST_EVENT_ID) {
+        // Browsers leave the header out when they have no id; others send it empty.
+        Some(value) if !value.is_empty() => read("Last-Event-ID", &String::from_utf8_lossy(value.as_bytes())),
+        Some(_) | None => Ok(after.unwrap_or_default()),
     }
 }
 
@@ -192,7 +176,7 @@ impl Feed {
             () = self.closing.cancelled() => tokio::time::timeout(QUIET, next).await.unwrap_or(Ok(None)),
         };
         frame.unwrap_or_else(|error| {
-            tracing::error!(run = %self.run, error = %error, "an event stream ends early: the log cannot be read");
+            tracing::error!(run_id = %self.run, error = %error, "an event stream ends early: the log cannot be read");
             None
         })
     }
@@ -273,7 +257,7 @@ mod tests {
         if let Some(header) = header {
             headers.insert(LAST_EVENT_ID, header.try_into().unwrap());
         }
-        Position::of(&headers, after).map(|position| position.seq).map_err(|problem| {
+        cursor_of(&headers, after).map(Cursor::seq).map_err(|problem| {
             assert_eq!(problem.code(), ProblemCode::InvalidCursor);
             problem.detail().to_owned()
         })

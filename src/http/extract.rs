@@ -8,12 +8,12 @@ use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONT
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 
 use super::body;
 use super::problem::{Problem, ProblemCode, shown};
+use super::room::Held;
 use super::state::HttpState;
 use crate::domain::{RunId, TenantId};
 
@@ -40,7 +40,18 @@ impl<S: Send + Sync> FromRequestParts<S> for RunPath {
     }
 }
 
-/// A JSON body, read under the server's limits of size and time.
+/// Room for one more run, asked for before the body is read: a request that would be refused costs nothing.
+pub(super) struct Room;
+
+impl FromRequestParts<HttpState> for Room {
+    type Rejection = Problem;
+
+    async fn from_request_parts(_: &mut Parts, state: &HttpState) -> Result<Self, Problem> {
+        Ok(state.parts().supervisor.has_room().map(|()| Self)?)
+    }
+}
+
+/// A JSON body, read under the server's limits of size, time and memory.
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequest<HttpState> for JsonBody<T> {
@@ -51,7 +62,8 @@ impl<T: DeserializeOwned> FromRequest<HttpState> for JsonBody<T> {
         check_type(&parts.headers)?;
         let server = &state.parts().server;
         let time = Duration::from_millis(server.body_timeout_ms);
-        let bytes = collect(&parts.headers, body, server.max_body_bytes, time).await?;
+        let mut held = state.bodies().begin();
+        let bytes = collect(&parts.headers, body, server.max_body_bytes, time, &mut held).await?;
         Ok(Self(body::decode(&bytes)?))
     }
 }
@@ -109,8 +121,14 @@ fn check_type(headers: &HeaderMap) -> Result<(), Rejection> {
     }
 }
 
-/// Reads a body to its end, and never holds more of it than `limit`.
-async fn collect(headers: &HeaderMap, body: Body, limit: usize, time: Duration) -> Result<Bytes, Problem> {
+/// Reads a body to its end, and never holds more of it than `limit` and than there is room for.
+async fn collect(
+    headers: &HeaderMap,
+    body: Body,
+    limit: usize,
+    time: Duration,
+    held: &mut Held<'_>,
+) -> Result<Vec<u8>, Problem> {
     let too_large = || {
         let detail =
             format!("The body is larger than the {limit} bytes this server accepts (`server.max_body_bytes`).");
@@ -120,91 +138,30 @@ async fn collect(headers: &HeaderMap, body: Body, limit: usize, time: Duration) 
     if announced.is_some_and(|length| usize::try_from(length).map_or(true, |length| length > limit)) {
         return Err(too_large());
     }
-    match tokio::time::timeout(time, Limited::new(body, limit).collect()).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(error)) => {
-            tracing::debug!(error = %error, "a body broke off");
-            Err(Problem::new(ProblemCode::InvalidJson, "The body broke off before its end."))
+    let mut body = Limited::new(body, limit);
+    let read = async {
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                if error.is::<LengthLimitError>() {
+                    return too_large();
+                }
+                tracing::debug!(error = %error, "a body broke off");
+                Problem::new(ProblemCode::InvalidJson, "The body broke off before its end.")
+            })?;
+            // Trailers are no part of the body.
+            let Ok(piece) = frame.into_data() else { continue };
+            held.grow(piece.len())?;
+            bytes.extend_from_slice(&piece);
         }
-        Err(_) => {
-            let detail = format!("The body did not arrive within {} ms.", time.as_millis());
-            Err(Problem::new(ProblemCode::BodyTimeout, detail))
-        }
-    }
+        Ok(bytes)
+    };
+    tokio::time::timeout(time, read).await.unwrap_or_else(|_| {
+        let detail = format!("The body did not arrive within {} ms.", time.as_millis());
+        Err(Problem::new(ProblemCode::BodyTimeout, detail))
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use futures_util::{StreamExt, stream};
-
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn headers(entries: &[(&'static str, &str)]) -> HeaderMap {
-        entries.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_str(value).unwrap())).collect()
-    }
-
-    #[test]
-    fn only_plain_json_is_taken() {
-        for good in [
-            "application/json",
-            "Application/JSON",
-            "application/json; charset=UTF-8",
-            "application/json;charset=\"utf-8\"",
-        ] {
-            assert!(check_type(&headers(&[("content-type", good)])).is_ok(), "{good}");
-        }
-        for bad in ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16", "", "json"] {
-            assert!(check_type(&headers(&[("content-type", bad)])).is_err(), "{bad}");
-        }
-        assert!(check_type(&HeaderMap::new()).is_err());
-        for encoding in ["gzip", "identity", "br, gzip", ""] {
-            let encoded = headers(&[("content-type", "application/json"), ("content-encoding", encoding)]);
-            let response = check_type(&encoded).unwrap_err().into_response();
-            assert_eq!(
-                (response.status().as_u16(), &response.headers()["accept-encoding"]),
-                (415, &"identity".parse().unwrap())
-            );
-        }
-    }
-
-    #[tokio::test]
-    async fn a_body_is_cut_off_at_the_limit_and_its_rest_never_read() {
-        let pieces = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        let counted = pieces.clone();
-        let endless = stream::repeat_with(move || {
-            counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            Ok::<_, std::io::Error>(Bytes::from_static(&[b' '; 100]))
-        });
-        let problem = collect(&HeaderMap::new(), Body::from_stream(endless), 1000, SECOND).await.unwrap_err();
-        assert_eq!(problem.code(), ProblemCode::BodyTooLarge);
-        assert_eq!(pieces.load(std::sync::atomic::Ordering::SeqCst), 11);
-
-        let whole = collect(&HeaderMap::new(), Body::from(vec![b' '; 1000]), 1000, SECOND).await.unwrap();
-        assert_eq!(whole.len(), 1000);
-    }
-
-    #[tokio::test]
-    async fn an_announced_length_over_the_limit_is_refused_unread() {
-        for length in ["1001", "18446744073709551615"] {
-            let unread = Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>());
-            let problem = collect(&headers(&[("content-length", length)]), unread, 1000, SECOND).await.unwrap_err();
-            assert_eq!(problem.code(), ProblemCode::BodyTooLarge, "{length}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_slow_body_runs_out_of_time_however_often_it_sends() {
-        let slow = stream::repeat(()).then(|()| async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            Ok::<_, std::io::Error>(Bytes::from_static(b" "))
-        });
-        let problem = collect(&HeaderMap::new(), Body::from_stream(slow), 1000, SECOND).await.unwrap_err();
-        assert_eq!(
-            (problem.code(), problem.detail()),
-            (ProblemCode::BodyTimeout, "The body did not arrive within 1000 ms.")
-        );
-    }
-}
+#[path = "extract_tests.rs"]
+mod tests;

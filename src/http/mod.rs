@@ -14,11 +14,13 @@ mod negotiate;
 mod page;
 mod problem;
 mod query;
+mod room;
 mod runs;
 mod serve;
 mod spec;
 mod state;
 mod value;
+mod view;
 
 use std::any::Any;
 
@@ -33,12 +35,13 @@ use tower_http::catch_panic::CatchPanicLayer;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::domain::text::panic_text;
 use problem::{Problem, ProblemCode};
 
-pub use catalog::{AgentView, ProviderView};
 pub use serve::serve;
 pub use spec::{SpecError, openapi, openapi_yaml};
 pub use state::{HttpParts, HttpState, Stages};
+pub use view::{AgentView, ProviderView};
 
 /// The whole interface as a service.
 pub fn router(state: HttpState) -> Router {
@@ -78,12 +81,7 @@ async fn wrong_method() -> Problem {
 }
 
 fn panicked(payload: Box<dyn Any + Send>) -> Response {
-    let message = payload
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| payload.downcast_ref::<&str>().copied())
-        .unwrap_or("no message");
-    tracing::error!(panic = message, "a handler panicked");
+    tracing::error!(panic = panic_text(&*payload), "a handler panicked");
     Problem::internal().into_response()
 }
 

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::domain::FieldError;
+use crate::domain::{FieldError, text};
 use crate::event::SubscribeError;
 use crate::run::CreateError;
 use crate::store::StoreError;
@@ -58,7 +58,7 @@ pub(super) enum ProblemCode {
     HeadersTooLarge,
     /// The server is at fault; its log says more, under the request's id.
     InternalError,
-    /// Too many runs are waiting already.
+    /// Too many runs are waiting already, or too much of bodies is being read.
     Overloaded,
     /// The server is stopping.
     Stopping,
@@ -232,6 +232,12 @@ impl Problem {
             .with_retry_after(SOON)
     }
 
+    /// The bodies being read take all the room there is for them.
+    pub(super) fn bodies_overload() -> Self {
+        let detail = "The bodies this server is reading take as much memory as it has for them. Nothing was created.";
+        Self::new(ProblemCode::Overloaded, detail).with_retry_after(SOON)
+    }
+
     /// Tells when to try again.
     pub(super) fn with_retry_after(mut self, retry_after: Duration) -> Self {
         self.retry_after = Some(retry_after);
@@ -345,34 +351,8 @@ impl Problem {
 }
 
 /// A caller's text as an error may repeat it: short, on one line, no control characters.
-pub(super) fn shown(text: &str) -> String {
-    clipped(text, MAX_SHOWN)
-}
-
-/// A text on one line, without control characters, of at most `max` characters of the original.
-pub(super) fn clipped(text: &str, max: usize) -> String {
-    let mut out = String::new();
-    for (count, c) in text.chars().enumerate() {
-        if count == max {
-            out.push('…');
-            break;
-        }
-        match c {
-            '\'' | '"' => out.push(c),
-            c => out.extend(c.escape_debug()),
-        }
-    }
-    out
-}
-
-/// The known name that was probably meant, if one is close.
-pub(super) fn closest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .into_iter()
-        .map(|name| (strsim::damerau_levenshtein(given, name), name))
-        .filter(|(distance, name)| *distance <= 1 + name.chars().count() / 4)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, name)| name)
+pub(super) fn shown(given: &str) -> String {
+    text::shown(given, MAX_SHOWN)
 }
 
 #[cfg(test)]
@@ -446,20 +426,5 @@ mod tests {
             assert!(seen.insert(code.as_str()), "{code:?}");
             assert!(code.status().is_client_error() || code.status().is_server_error());
         }
-    }
-
-    #[test]
-    fn a_callers_text_is_repeated_short_and_on_one_line() {
-        assert_eq!(shown("a\r\nb\u{1b}[2J\"'é"), "a\\r\\nb\\u{1b}[2J\"'é");
-        assert_eq!(shown(&"x".repeat(1000)), format!("{}…", "x".repeat(64)));
-    }
-
-    #[test]
-    fn only_close_names_are_suggested() {
-        let known = ["input", "agent", "instructions", "metadata"];
-        assert_eq!(closest("inptu", known), Some("input"));
-        assert_eq!(closest("metadta", known), Some("metadata"));
-        assert_eq!(closest("webhook", known), None);
-        assert_eq!(closest("thread", known), None);
     }
 }

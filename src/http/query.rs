@@ -4,8 +4,9 @@ use axum::extract::{FromRequestParts, Query as Pairs};
 use axum::http::Uri;
 use axum::http::request::Parts;
 
-use super::problem::{Problem, ProblemCode, closest, shown};
+use super::problem::{Problem, ProblemCode, shown};
 use crate::domain::FieldError;
+use crate::domain::text::nearest;
 
 /// The parameters of one route.
 pub(super) trait FromQuery: Sized {
@@ -91,7 +92,7 @@ impl QueryReader {
 
     fn finish(self) -> Result<(), Problem> {
         let Some((name, _)) = self.pairs.first() else { return Ok(()) };
-        let message = match (closest(name, self.known.iter().copied()), self.known.is_empty()) {
+        let message = match (nearest(name, self.known.iter().copied()), self.known.is_empty()) {
             (Some(meant), _) => format!("is not a parameter of this route; did you mean `{meant}`?"),
             (None, false) => format!("is not a parameter of this route; known here: {}", self.known.join(", ")),
             (None, true) => "is not a parameter of this route, which has none".to_owned(),

@@ -12,13 +12,14 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::events;
-use super::extract::{JsonBody, Rejection, RunPath, Tenant};
+use super::extract::{JsonBody, Rejection, Room, RunPath, Tenant};
 use super::negotiate::{Form, MAX_WAIT_SECONDS, Prefer};
 use super::page;
-use super::problem::{Problem, ProblemCode, closest, shown};
+use super::problem::{Problem, ProblemCode, shown};
 use super::query::{FromQuery, NoQuery, Query, QueryReader, whole_number};
 use super::spec::{CreateProblems, ReadProblems, RunProblems};
 use super::state::HttpState;
+use crate::domain::text::nearest;
 use crate::domain::{Message, Run, RunId, RunRequest, RunStatusName, RunView, TenantId};
 use crate::event::{Cursor, Subscribed};
 use crate::store::{RunFilter, StoreError};
@@ -31,9 +32,10 @@ const MAX_LABELS: usize = 32;
 
 /// Create a run
 ///
-/// Accepts a run and answers at once with 202. With `Prefer: wait=N` the answer is held back until the run has
-/// ended, at most N seconds (300 at most): then it is 200. With `Accept: text/event-stream` the answer is the run's
-/// event stream itself, as from `GET /runs/{id}/events`. Closing the connection never stops the run.
+/// Accepts a run and answers at once with 202: it is `running`, or `queued` while as many runs are at work
+/// as may be. With `Prefer: wait=N` the answer is held back until the run has ended, at most N seconds (300 at most):
+/// then it is 200. With `Accept: text/event-stream` the answer is the run's event stream itself, as from
+/// `GET /runs/{id}/events`. Closing the connection never stops the run.
 #[utoipa::path(post, path = "/runs", operation_id = "create_run", tag = "runs",
     params(
         ("Prefer" = Option<String>, Header, nullable = false, example = "wait=10",
@@ -68,6 +70,7 @@ pub(super) async fn create(
     form: Form,
     prefer: Prefer,
     State(state): State<HttpState>,
+    Room: Room,
     headers: HeaderMap,
     JsonBody(request): JsonBody<RunRequest>,
 ) -> Result<Response, Rejection> {
@@ -83,7 +86,7 @@ pub(super) async fn create(
             }
             Ok(Subscribed::Past) => Ok(created(&run, None)),
             Err(error) => {
-                tracing::error!(run = %run.id, error = %error, "the new run cannot be followed now");
+                tracing::error!(run_id = %run.id, error = %error, "the new run cannot be followed now");
                 Ok(created(&run, None))
             }
         },
@@ -93,7 +96,7 @@ pub(super) async fn create(
                 Ok(Some(now)) => Ok(created(&now, Some(applied))),
                 Ok(None) => Ok(created(&run, None)),
                 Err(error) => {
-                    tracing::error!(run = %run.id, error = %error, "the end of the new run cannot be awaited now");
+                    tracing::error!(run_id = %run.id, error = %error, "the end of the new run cannot be awaited now");
                     Ok(created(&run, None))
                 }
             },
@@ -124,7 +127,7 @@ fn created(run: &Run, applied: Option<HeaderValue>) -> Response {
 fn insert_location(response: &mut Response, id: RunId) {
     match HeaderValue::try_from(format!("/runs/{id}")) {
         Ok(location) => drop(response.headers_mut().insert(LOCATION, location)),
-        Err(error) => tracing::error!(run = %id, error = %error, "the location is no header value"),
+        Err(error) => tracing::error!(run_id = %id, error = %error, "the location is no header value"),
     }
 }
 
@@ -179,7 +182,7 @@ impl FromStr for StatusParam {
     fn from_str(text: &str) -> Result<Self, Problem> {
         let names = RunStatusName::ALL.map(RunStatusName::as_str);
         RunStatusName::ALL.into_iter().find(|name| name.as_str() == text).map(Self).ok_or_else(|| {
-            let known = match closest(text, names) {
+            let known = match nearest(text, names) {
                 Some(meant) => format!("did you mean `{meant}`?"),
                 None => format!("expected one or more of {}", names.join(", ")),
             };

@@ -39,14 +39,15 @@ const MAX_RESETS: usize = 20;
 /// Time between HTTP/2 pings, and for their answer.
 const PING: Duration = Duration::from_secs(20);
 
-/// How long connections have to end once streams are closed.
-const DRAIN: Duration = Duration::from_secs(5);
+/// How long connections have to end once streams are closed. Streams are closed after the hard token, and what follows
+/// it has to be over well before `shutdown::HARD_STOP`.
+const DRAIN: Duration = Duration::from_secs(2);
 
 /// Pause after the operating system refused a connection for want of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Serves until `stages.stopping`; then accepts no more, lets requests in progress end, and returns when all
-/// connections are closed: at the latest five seconds after `stages.closing`.
+/// connections are closed: at the latest two seconds after `stages.closing`.
 pub async fn serve(listener: TcpListener, router: Router, config: &ServerConfig, stages: Stages) {
     let server = Arc::new(Server::new(router, config, stages.stopping.clone()));
     let permits = Arc::new(Semaphore::new(config.max_connections));
@@ -218,4 +219,43 @@ fn log_end(ended: Result<(), Box<dyn std::error::Error + Send + Sync>>) {
 
 fn log_silence() {
     tracing::debug!("a connection is closed: no request came in time");
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::shutdown::{Ended, HARD_STOP, Shutdown, Signal, Signals};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_never_ends_does_not_keep_the_server_from_stopping_in_time() {
+        let mut connections = JoinSet::new();
+        connections.spawn(std::future::pending());
+        let shutdown = Shutdown::new();
+        let hard = shutdown.hard().clone();
+        let (sender, signals) = mpsc::channel(1);
+        sender.send(Signal::Terminate).await.unwrap();
+        let start = Instant::now();
+        let work = async {
+            hard.cancelled().await;
+            drain(connections, &hard).await;
+        };
+        let ended = shutdown.run(Signals::Channel(signals), Duration::from_secs(30), work).await;
+        assert_eq!((ended, start.elapsed()), (Ended::Finished(()), Duration::from_secs(30) + DRAIN));
+        assert!(2 * DRAIN < HARD_STOP, "what else stops after the hard token has as long");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_that_end_in_time_are_not_cut() {
+        let mut connections = JoinSet::new();
+        let last = Duration::from_millis(1_999);
+        connections.spawn(sleep(last));
+        let closing = CancellationToken::new();
+        closing.cancel();
+        let start = Instant::now();
+        drain(connections, &closing).await;
+        assert_eq!(start.elapsed(), last);
+    }
 }

@@ -21,7 +21,8 @@ All codes are in the table below.
 **Limits.** A body is JSON in UTF-8 of at most `server.max_body_bytes` (4 MiB unless configured), without content \
 encoding, without a key twice in one object, nested at most 127 levels, of at most 100 000 values, without U+0000 in any text. A request has at most \
 100 header lines and 32 KiB of headers and address (431 `headers_too_large`; beyond 64 KiB the connection is closed \
-after a 431 without a body). Headers have to arrive within 5 s and bodies within 30 s. A client that takes no byte for 30 s \
+after a 431 without a body). The bodies being read take at most 256 MiB together; then \
+503 `overloaded`. Headers have to arrive within 5 s and bodies within 30 s. A client that takes no byte for 30 s \
 is disconnected. Unknown fields and unknown query parameters are errors.
 
 **Headers.** Every answer has `x-request-id`: the caller's own when it is 1 to 128 of `A-Z a-z 0-9 - _ . :`, else a new \

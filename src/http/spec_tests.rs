@@ -92,3 +92,22 @@ fn every_reference_leads_somewhere_and_every_schema_is_one() {
         jsonschema::meta::validate(schema).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
+
+#[test]
+fn the_pattern_of_cursors_takes_every_id_that_streams_send() {
+    use crate::event::Cursor;
+
+    let document = document();
+    let parameters = document["paths"]["/runs/{id}/events"]["get"]["parameters"].as_array().unwrap().clone();
+    for name in ["after", "Last-Event-ID"] {
+        let parameter = parameters.iter().find(|parameter| parameter["name"] == name).unwrap();
+        let pattern = parameter["schema"]["pattern"].as_str().unwrap();
+        let pattern = regex::Regex::new(pattern).unwrap();
+        for id in [Cursor::START, Cursor::after(u64::MAX), Cursor::in_text(7, 340), Cursor::in_reasoning(7, 0, 12)] {
+            assert!(pattern.is_match(&id.to_string()), "{name}: {id}");
+        }
+        for bad in ["", "-1", "1.", ".1", "1..2", "1.2.3.4", "1 ", "x"] {
+            assert!(!pattern.is_match(bad) && bad.parse::<Cursor>().is_err(), "{name}: {bad}");
+        }
+    }
+}

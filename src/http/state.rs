@@ -4,8 +4,9 @@ use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
-use super::catalog::{AgentView, ModelView, ProviderView, ToolView, models_on_offer, tools_on_offer};
+use super::room::BodyRoom;
 use super::spec::{Documents, SpecError};
+use super::view::{AgentView, ModelView, ProviderView, ToolView, models_on_offer, tools_on_offer};
 use crate::config::ServerConfig;
 use crate::event::Streams;
 use crate::run::Supervisor;
@@ -54,6 +55,7 @@ struct Inner {
     parts: HttpParts,
     models: Vec<ModelView>,
     tools: Vec<ToolView>,
+    bodies: BodyRoom,
     documents: OnceLock<Documents>,
 }
 
@@ -62,12 +64,18 @@ impl HttpState {
     pub fn new(parts: HttpParts) -> Self {
         let models = models_on_offer(&parts.providers, &parts.agents);
         let tools = tools_on_offer(&parts.registry);
-        Self(Arc::new(Inner { parts, models, tools, documents: OnceLock::new() }))
+        let bodies = BodyRoom::new(parts.server.max_body_bytes);
+        Self(Arc::new(Inner { parts, models, tools, bodies, documents: OnceLock::new() }))
     }
 
     /// What it was built from.
     pub(super) fn parts(&self) -> &HttpParts {
         &self.0.parts
+    }
+
+    /// The room for request bodies.
+    pub(super) fn bodies(&self) -> &BodyRoom {
+        &self.0.bodies
     }
 
     /// The models on offer.

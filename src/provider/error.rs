@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use crate::domain::{FailureClass, Timestamp};
+use crate::domain::{FailureClass, Timestamp, text};
 
 /// Longest excerpt of a provider's own words in a message, in characters.
 const MAX_EXCERPT_CHARS: usize = 500;
@@ -149,20 +149,8 @@ impl ProviderError {
 }
 
 /// A text on one line, at most 500 characters of it.
-pub fn excerpt(text: &str) -> String {
-    let mut out = String::new();
-    for (count, word) in text.split_whitespace().enumerate() {
-        if count > 0 {
-            out.push(' ');
-        }
-        out.push_str(word);
-        if let Some((cut, _)) = out.char_indices().nth(MAX_EXCERPT_CHARS) {
-            out.truncate(cut);
-            out.push('…');
-            break;
-        }
-    }
-    out
+pub fn excerpt(words: &str) -> String {
+    text::excerpt(words, MAX_EXCERPT_CHARS)
 }
 
 /// How long a provider asks to wait: `retry-after-ms`, then `retry-after` in seconds or as an HTTP date

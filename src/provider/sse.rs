@@ -9,7 +9,6 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Longest line, in bytes.
 pub const MAX_LINE_BYTES: usize = 1024 * 1024;
@@ -61,7 +60,6 @@ pub struct Decoder {
     name: String,
     data: Option<String>,
     id: Arc<str>,
-    retry: Option<Duration>,
 }
 
 impl Decoder {
@@ -95,11 +93,6 @@ impl Decoder {
         }
         self.dispatch(out);
         Ok(())
-    }
-
-    /// The reconnection time the server asked for last.
-    pub fn retry(&self) -> Option<Duration> {
-        self.retry
     }
 
     fn end_line(&mut self, out: &mut Vec<Frame>) -> Result<(), SseError> {
@@ -138,11 +131,8 @@ impl Decoder {
             "event" => value.clone_into(&mut self.name),
             "id" if value.contains('\0') => {}
             "id" => self.id = value.into(),
-            "retry" => {
-                if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
-                    self.retry = value.parse().ok().map(Duration::from_millis).or(self.retry);
-                }
-            }
+            // When to connect again: a response of a model cannot be resumed.
+            "retry" => {}
             _ => out.push(Frame::Stray(line.to_owned())),
         }
         Ok(())

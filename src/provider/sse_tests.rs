@@ -49,11 +49,8 @@ fn lines_fields_and_dispatch_follow_the_standard() {
 }
 
 #[test]
-fn the_reconnection_time_is_digits_only() {
-    let mut decoder = Decoder::default();
-    let mut out = Vec::new();
-    decoder.push(b"retry: 1500\nretry: 2x\nretry: -1\nretry:\n", &mut out).unwrap();
-    assert_eq!((decoder.retry(), out), (Some(Duration::from_millis(1500)), vec![]));
+fn a_reconnection_time_is_known_and_says_nothing() {
+    assert_eq!(decode(&[b"retry: 1500\nretry: x\nretry\ndata: a\n\n"]).unwrap(), [event("a")]);
 }
 
 #[test]

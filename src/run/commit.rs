@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::agent::{Machine, Step, Transition};
+use crate::agent::{Doing, Machine, Transition};
 use crate::domain::{EncodedBody, Event, EventBody, Run, RunStatus, RunView, Timestamp};
 use crate::event::{Activity, ExecutingCall, LiveRun};
 use crate::store::{StepCommit, Store, StoreError};
@@ -33,19 +33,26 @@ pub(super) struct Moment {
     pub(super) ran_for: Duration,
 }
 
+impl Moment {
+    /// That of a run which begins now.
+    pub(super) const fn first(now: Timestamp) -> Self {
+        Self { now, ran_for: Duration::ZERO }
+    }
+}
+
 /// Brings a run up to what its machine says.
 pub(super) fn apply(run: &mut Run, machine: &Machine, now: Timestamp) {
     let state = machine.state();
     run.steps = state.steps;
     run.tool_calls = state.tool_calls;
     run.usage = state.usage;
-    if let Step::Finish(end) = machine.step() {
+    if let Some(end) = machine.end() {
         let (started_at, deadline_at) = match &run.status {
             RunStatus::Queued => (None, None),
             RunStatus::Running { started_at, deadline_at } => (Some(*started_at), Some(*deadline_at)),
             RunStatus::Finished { started_at, deadline_at, .. } => (*started_at, *deadline_at),
         };
-        run.status = RunStatus::Finished { started_at, deadline_at, finished_at: now, end };
+        run.status = RunStatus::Finished { started_at, deadline_at, finished_at: now, end: end.clone() };
     }
 }
 
@@ -71,7 +78,11 @@ pub(super) async fn commit(
     moment: Moment,
 ) -> Result<(), CommitError> {
     apply(run, machine, moment.now);
-    let state = serde_json::to_string(machine.state())?;
+    // A run that has ended goes on from nowhere.
+    let state = match machine.end() {
+        Some(_) => None,
+        None => Some(serde_json::to_string(machine.state())?),
+    };
     let stored = loop {
         let commit = StepCommit {
             run: run.id,
@@ -101,7 +112,8 @@ pub(super) async fn commit(
             ) => return Err(error.into()),
         }
     };
-    publish(live, &stored, run, machine);
+    run.cancel_requested_at = stored.cancel_requested_at;
+    publish(live, &stored.events, run, machine);
     Ok(())
 }
 
@@ -110,18 +122,18 @@ pub(super) fn publish(live: &LiveRun, stored: &[Event], run: &mut Run, machine: 
     if let Some(last) = stored.last() {
         run.last_seq = last.seq;
     }
-    live.publish(stored, run, activity(machine.step()));
+    live.publish(stored, run, activity(machine));
 }
 
 /// What a run is doing once its step is committed.
-fn activity(step: Step) -> Activity {
-    match step {
-        Step::CallModel(call) => Activity::Writing { step: call.step, attempt: call.attempt },
-        Step::RunTools(calls) => Activity::Executing(
-            calls.into_iter().map(|call| ExecutingCall { call_id: call.id, name: call.name }).collect(),
+fn activity(machine: &Machine) -> Activity {
+    match machine.doing() {
+        Doing::Nothing => Activity::Idle,
+        Doing::Calling { step, attempt } => Activity::Writing { step, attempt },
+        Doing::Running(calls) => Activity::Executing(
+            calls.map(|call| ExecutingCall { call_id: call.id.clone(), name: call.name.clone() }).collect(),
         ),
-        Step::Start => Activity::Idle,
-        Step::Finish(_) => Activity::Ended,
+        Doing::Over => Activity::Ended,
     }
 }
 

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tokio_util::sync::CancellationToken;
 
 use super::commit::{CommitError, LiveProgress, Moment, commit};
-use super::supervisor::{Control, Services};
+use super::control::Control;
+use super::services::Services;
+use super::task::RestoreError;
 use super::toolbox::RunTools;
 use crate::agent::{Interrupt, Machine, ModelCall, Observation, Step, Transition, UnexpectedObservation};
 use crate::domain::{
-    Delta, FailureClass, ModelFailure, ModelRequest, ModelTurn, Run, RunError, Timestamp, ToolCall, ToolOutcome,
+    Delta, FailureClass, ModelFailure, ModelRequest, ModelTurn, Part, Run, RunError, Timestamp, ToolCall, ToolOutcome,
 };
 use crate::event::LiveRun;
 use crate::provider::DeltaSink;
@@ -66,6 +67,8 @@ pub(super) enum DriveError {
     Commit(#[from] CommitError),
     #[error("the run's state does not fit what happened: {0}")]
     Machine(#[from] UnexpectedObservation),
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
 }
 
 impl Driver {
@@ -73,12 +76,18 @@ impl Driver {
     pub(super) async fn drive(mut self) -> Result<Run, DriveError> {
         let mut workspace = None;
         loop {
-            match self.machine.step() {
+            let step = self.machine.step();
+            if let Step::Finish(_) = step {
+                return Ok(self.run);
+            }
+            // Nothing new starts once somebody asked for the end.
+            if let Some(cause) = self.interrupted_already() {
+                self.interrupt(cause, Vec::new(), Vec::new()).await?;
+                continue;
+            }
+            match step {
                 Step::Finish(_) => return Ok(self.run),
-                Step::Start => match self.interrupted_already() {
-                    Some(cause) => self.interrupt(cause, None, Vec::new()).await?,
-                    None => self.observe(Observation::Start).await?,
-                },
+                Step::Start => self.observe(Observation::Start).await?,
                 Step::CallModel(call) => self.call_model(call).await?,
                 Step::RunTools(calls) => {
                     let opened = match workspace.clone() {
@@ -90,7 +99,7 @@ impl Driver {
                             workspace = Some(Arc::clone(&opened));
                             self.run_tools(calls, opened).await?;
                         }
-                        Err(error) => self.interrupt(Interrupt::Failed(error), None, Vec::new()).await?,
+                        Err(error) => self.interrupt(Interrupt::Failed(error), Vec::new(), Vec::new()).await?,
                     }
                 }
             }
@@ -98,32 +107,30 @@ impl Driver {
     }
 
     async fn call_model(&mut self, call: ModelCall) -> Result<(), DriveError> {
-        if let Some(cause) = self.interrupted_already() {
-            return self.interrupt(cause, None, Vec::new()).await;
-        }
-        let (step, attempt) = (call.step, call.attempt);
+        let attempt = call.attempt;
         let started = Instant::now();
         let control = Arc::clone(&self.control);
+        let mut heard = Heard::default();
         let result = tokio::select! {
             biased;
             cause = interrupted(&control, self.deadline) => Err(cause),
-            result = self.attempt(call) => Ok(result),
+            result = self.attempt(call, &mut heard) => Ok(result),
         };
         let duration_ms = elapsed_ms(started);
         match result {
             // The provider's connection went with the attempt's future.
-            Err(cause) => self.interrupt(cause, self.live.written(), Vec::new()).await,
+            Err(cause) => self.interrupt(cause, heard.parts(), Vec::new()).await,
             Ok(Ok(turn)) => self.observe(Observation::ModelTurn { turn, duration_ms }).await,
-            Ok(Err(failure)) => self.after_failure(failure, step, attempt, duration_ms).await,
+            Ok(Err(failed)) => self.after_failure(failed, heard.parts(), attempt, duration_ms).await,
         }
     }
 
     /// One attempt at a model call, within its timeout.
-    async fn attempt(&self, call: ModelCall) -> Result<ModelTurn, ModelFailure> {
+    async fn attempt(&self, call: ModelCall, heard: &mut Heard) -> Result<ModelTurn, Failed> {
         let spec = self.machine.spec();
         let Some(endpoint) = self.services.catalog.get(&spec.model.provider) else {
             let message = format!("the provider `{}` is no longer configured", spec.model.provider);
-            return Err(ModelFailure::new(FailureClass::InvalidRequest, message));
+            return Err(Failed::ForGood(ModelFailure::new(FailureClass::InvalidRequest, message)));
         };
         let request = ModelRequest {
             run: self.run.id,
@@ -132,46 +139,52 @@ impl Driver {
             model: spec.model.model.clone(),
             instructions: spec.instructions.clone(),
             messages: call.messages,
-            tools: self.tools.specs(),
+            tools: Arc::clone(self.tools.specs()),
             max_output_tokens: spec.max_output_tokens,
         };
         let limit = spec.limits.model_timeout_ms;
-        let mut sink = LiveSink(&self.live);
+        let mut sink = Sink { live: &self.live, heard };
         match timeout(Duration::from_millis(limit), endpoint.provider.call(&request, &mut sink)).await {
-            Ok(result) => result,
+            Ok(result) => result.map_err(Failed::ThisTime),
             Err(_) => {
-                let message = format!("`{}` did not finish within model_timeout_ms = {limit}", spec.model);
-                Err(ModelFailure::new(FailureClass::TimedOut, message))
+                let message = format!(
+                    "`{}` did not finish within model_timeout_ms = {limit}; raise limits.model_timeout_ms or set \
+                     max_output_tokens of the provider",
+                    spec.model
+                );
+                let failure = ModelFailure::new(FailureClass::TimedOut, message);
+                // A response that was being written is only long: it would be as long the next time.
+                Err(if heard.is_empty() { Failed::ThisTime(failure) } else { Failed::ForGood(failure) })
             }
         }
     }
 
     async fn after_failure(
         &mut self,
-        failure: ModelFailure,
-        step: u32,
+        failed: Failed,
+        partial: Vec<Part>,
         attempt: u32,
         duration_ms: u64,
     ) -> Result<(), DriveError> {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         let provider = &self.machine.spec().model.provider;
-        let decision = match self.services.catalog.get(provider) {
-            Some(endpoint) => endpoint.retry.next(&failure, attempt, remaining, (self.services.jitter)()),
-            None => Decision::GiveUp,
-        };
-        tracing::info!(run = %self.run.id, step, attempt, class = failure.class.code(), error = %failure, "model call failed");
-        match decision {
-            Decision::GiveUp => {
-                let partial = self.live.written();
-                self.observe(Observation::ModelFailed { failure, duration_ms, partial }).await
+        let (failure, decision) = match (failed, self.services.catalog.get(provider)) {
+            (Failed::ThisTime(failure), Some(endpoint)) => {
+                let decision = endpoint.retry.next(&failure, attempt, remaining, (self.services.jitter)());
+                (failure, decision)
             }
+            (Failed::ThisTime(failure) | Failed::ForGood(failure), _) => (failure, Decision::GiveUp),
+        };
+        tracing::info!(attempt, class = failure.class.code(), error = %failure, "model call failed");
+        match decision {
+            Decision::GiveUp => self.observe(Observation::ModelFailed { failure, duration_ms, partial }).await,
             Decision::Retry { delay } => {
                 let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-                self.observe(Observation::ModelRetry { failure, delay_ms }).await?;
+                self.observe(Observation::ModelRetry { failure, partial, delay_ms }).await?;
                 let control = Arc::clone(&self.control);
                 tokio::select! {
                     biased;
-                    cause = interrupted(&control, self.deadline) => self.interrupt(cause, None, Vec::new()).await,
+                    cause = interrupted(&control, self.deadline) => self.interrupt(cause, Vec::new(), Vec::new()).await,
                     () = sleep(delay) => Ok(()),
                 }
             }
@@ -180,7 +193,7 @@ impl Driver {
 
     /// Runs a group of calls to the end of each; outcomes are committed as they come.
     async fn run_tools(&mut self, calls: Vec<ToolCall>, workspace: Arc<Workspace>) -> Result<(), DriveError> {
-        let cancel = CancellationToken::new();
+        let cancel = self.control.cancelled().child_token();
         let (ready, missing): (Vec<_>, Vec<_>) = calls
             .into_iter()
             .map(|call| (call.id.clone(), self.tools.ready(call)))
@@ -210,7 +223,7 @@ impl Driver {
                     while let Some(executed) = execution.next().await {
                         outcomes.push(executed.outcome);
                     }
-                    return self.interrupt(cause, None, outcomes).await;
+                    return self.interrupt(cause, Vec::new(), outcomes).await;
                 }
                 executed = execution.next() => executed,
             };
@@ -233,7 +246,7 @@ impl Driver {
     async fn interrupt(
         &mut self,
         cause: Interrupt,
-        partial: Option<String>,
+        partial: Vec<Part>,
         outcomes: Vec<ToolOutcome>,
     ) -> Result<(), DriveError> {
         if let Interrupt::Cancel = cause {
@@ -250,11 +263,16 @@ impl Driver {
     pub(super) async fn commit(&mut self, transition: Transition) -> Result<(), DriveError> {
         let moment = Moment { now: self.timeline.at(self.services.clock.now()), ran_for: self.timeline.elapsed() };
         let store = self.services.store.as_ref();
-        Ok(commit(store, &self.live, &mut self.run, &self.machine, transition, moment).await?)
+        commit(store, &self.live, &mut self.run, &self.machine, transition, moment).await?;
+        // A wake-up can be lost; what is stored cannot.
+        if let Some(at) = self.run.cancel_requested_at {
+            self.control.cancel(at);
+        }
+        Ok(())
     }
 
     fn interrupted_already(&self) -> Option<Interrupt> {
-        if self.control.cancelled.is_cancelled() {
+        if self.control.cancelled().is_cancelled() {
             Some(Interrupt::Cancel)
         } else if self.deadline <= Instant::now() {
             Some(Interrupt::Deadline)
@@ -287,7 +305,7 @@ impl Driver {
 async fn interrupted(control: &Control, deadline: Instant) -> Interrupt {
     tokio::select! {
         biased;
-        () = control.cancelled.cancelled() => Interrupt::Cancel,
+        () = control.cancelled().cancelled() => Interrupt::Cancel,
         () = sleep_until(deadline) => Interrupt::Deadline,
     }
 }
@@ -305,10 +323,47 @@ fn gone(call_id: String) -> ToolOutcome {
     }
 }
 
-struct LiveSink<'a>(&'a LiveRun);
+/// Why an attempt gave no turn.
+enum Failed {
+    /// Another attempt may do better.
+    ThisTime(ModelFailure),
+    /// It would not.
+    ForGood(ModelFailure),
+}
 
-impl DeltaSink for LiveSink<'_> {
+/// What was said of a response so far, for a run that ends before it does.
+#[derive(Default)]
+struct Heard {
+    reasoning: String,
+    text: String,
+}
+
+impl Heard {
+    const fn is_empty(&self) -> bool {
+        self.reasoning.is_empty() && self.text.is_empty()
+    }
+
+    fn parts(self) -> Vec<Part> {
+        let reasoning = Some(self.reasoning).filter(|text| !text.is_empty());
+        let text = Some(self.text).filter(|text| !text.is_empty());
+        let reasoning = reasoning.map(|text| Part::Reasoning { text, token: None });
+        reasoning.into_iter().chain(text.map(|text| Part::Text { text })).collect()
+    }
+}
+
+struct Sink<'a> {
+    live: &'a LiveRun,
+    heard: &'a mut Heard,
+}
+
+impl DeltaSink for Sink<'_> {
     fn delta(&mut self, delta: Delta<'_>) {
-        self.0.delta(delta);
+        match delta {
+            Delta::Text(text) => self.heard.text.push_str(text),
+            Delta::Reasoning(text) => self.heard.reasoning.push_str(text),
+            // A call that is not finished never enters the transcript.
+            Delta::ToolCall { .. } => {}
+        }
+        self.live.delta(delta);
     }
 }

@@ -5,13 +5,16 @@
 
 mod agent;
 mod commit;
+mod control;
 mod driver;
 mod queue;
 mod recover;
 mod resolve;
+mod services;
 mod supervisor;
+mod task;
 mod toolbox;
 
 pub use agent::{Agent, AgentError, Agents};
-pub use resolve::resolve;
-pub use supervisor::{CreateError, Services, Supervisor};
+pub use services::Services;
+pub use supervisor::{CreateError, Supervisor};

@@ -1,9 +1,14 @@
-//! How many runs are at work and how many wait. The store is the truth about those that wait; the count here only
-//! saves asking it.
+//! Who is at work and who waits. The store is the truth about those that wait: they are claimed when something
+//! changed and, since a hint can be lost, every second; the count here only bounds admission.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// How long a lost hint can hold up the queue.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Slots for runs at work, and a bound on those that wait for one.
 pub(super) struct Queue {
@@ -24,27 +29,67 @@ struct Counts {
 /// Where an accepted run goes.
 pub(super) enum Place {
     /// To work.
-    Slot(OwnedSemaphorePermit),
-    /// To the queue. Kept until the run is stored, with [`Queue::stored`], or is not, with [`Queue::abandoned`].
-    Waiting,
+    Slot(Slot),
+    /// To the queue.
+    Waiting(WaitingPlace),
+}
+
+/// The right to be at work. Dropping it lets the next one in.
+pub(super) struct Slot {
+    permit: Option<OwnedSemaphorePermit>,
+    queue: Arc<Queue>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        self.queue.changed.notify_one();
+    }
+}
+
+/// A place in the queue for a run that is not stored yet. Dropping it gives it back.
+pub(super) struct WaitingPlace {
+    queue: Arc<Queue>,
+}
+
+impl WaitingPlace {
+    /// The run is stored and waits.
+    pub(super) fn stored(self) {
+        self.queue.counts().waiting += 1;
+        self.queue.changed.notify_one();
+    }
+}
+
+impl Drop for WaitingPlace {
+    fn drop(&mut self) {
+        let mut counts = self.queue.counts();
+        counts.entering = counts.entering.saturating_sub(1);
+    }
 }
 
 impl Queue {
-    pub(super) fn new(max_concurrent: usize, max_waiting: usize) -> Self {
-        Self {
+    pub(super) fn new(max_concurrent: usize, max_waiting: usize) -> Arc<Self> {
+        Arc::new(Self {
             slots: Arc::new(Semaphore::new(max_concurrent.min(Semaphore::MAX_PERMITS))),
             counts: Mutex::default(),
             max_waiting,
             changed: Notify::new(),
-        }
+        })
+    }
+
+    /// Whether one more run would be given a place.
+    pub(super) fn has_room(&self) -> bool {
+        let counts = self.counts();
+        let before = counts.entering + counts.waiting;
+        before < self.max_waiting || (before == 0 && self.slots.available_permits() > 0)
     }
 
     /// A place for one more run; `None` when all are taken. Nobody overtakes those that wait.
-    pub(super) fn enter(&self) -> Option<Place> {
+    pub(super) fn enter(self: &Arc<Self>) -> Option<Place> {
         let mut counts = self.counts();
         let before = counts.entering + counts.waiting;
         if before == 0
-            && let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned()
+            && let Some(slot) = self.free_slot()
         {
             return Some(Place::Slot(slot));
         }
@@ -52,21 +97,7 @@ impl Queue {
             return None;
         }
         counts.entering += 1;
-        Some(Place::Waiting)
-    }
-
-    /// A run that was given a waiting place is stored.
-    pub(super) fn stored(&self) {
-        let mut counts = self.counts();
-        counts.entering = counts.entering.saturating_sub(1);
-        counts.waiting += 1;
-        self.changed.notify_one();
-    }
-
-    /// A run that was given a waiting place could not be stored.
-    pub(super) fn abandoned(&self) {
-        let mut counts = self.counts();
-        counts.entering = counts.entering.saturating_sub(1);
+        Some(Place::Waiting(WaitingPlace { queue: Arc::clone(self) }))
     }
 
     /// `count` runs left the store's queue.
@@ -75,29 +106,61 @@ impl Queue {
         counts.waiting = counts.waiting.saturating_sub(count);
     }
 
-    /// The store says how many runs wait: when this process starts, and when fewer came than were counted.
+    /// The store says how many runs wait.
     pub(super) fn recount(&self, waiting: usize) {
         self.counts().waiting = waiting;
-        self.changed.notify_one();
     }
 
-    /// Waits until runs wait and slots are free; gives as many slots as can be used, at most `most`.
-    pub(super) async fn slots_for_waiting(&self, most: usize) -> Vec<OwnedSemaphorePermit> {
-        loop {
-            let changed = self.changed.notified();
-            if self.counts().waiting > 0
-                && let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await
-            {
-                let useful = most.min(self.counts().waiting);
-                let more = std::iter::from_fn(|| Arc::clone(&self.slots).try_acquire_owned().ok());
-                return std::iter::once(slot).chain(more.take(useful.saturating_sub(1))).collect();
-            }
-            changed.await;
-        }
+    /// Waits until something may have changed.
+    pub(super) async fn changed(&self) {
+        // Time running out is as good as a change.
+        drop(timeout(LOOK, self.changed.notified()).await);
+    }
+
+    /// Slots for runs that wait, as many as can be used, at most `most`.
+    pub(super) fn slots_for_waiting(self: &Arc<Self>, most: usize) -> Vec<Slot> {
+        let useful = most.min(self.counts().waiting);
+        std::iter::from_fn(|| self.free_slot()).take(useful).collect()
+    }
+
+    fn free_slot(self: &Arc<Self>) -> Option<Slot> {
+        let permit = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+        Some(Slot { permit: Some(permit), queue: Arc::clone(self) })
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
         // Each change is one assignment, so a panic elsewhere leaves nothing half-changed.
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(place: Option<Place>) -> WaitingPlace {
+        match place {
+            Some(Place::Waiting(place)) => place,
+            Some(Place::Slot(_)) => panic!("a slot"),
+            None => panic!("no place"),
+        }
+    }
+
+    #[test]
+    fn places_come_back_whatever_becomes_of_the_run() {
+        let queue = Queue::new(1, 2);
+        let Some(Place::Slot(slot)) = queue.enter() else { panic!() };
+        waiting(queue.enter()).stored();
+        let unstored = waiting(queue.enter());
+        assert!(queue.enter().is_none() && !queue.has_room());
+        drop(unstored);
+        assert!(queue.has_room());
+        drop(slot);
+        // The slot is free, and the one that waits comes first.
+        let next = waiting(queue.enter());
+        assert_eq!(queue.slots_for_waiting(64).len(), 1);
+        queue.left(1);
+        drop(next);
+        assert!(matches!(queue.enter(), Some(Place::Slot(_))));
     }
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::commit::CommitError;
+use super::control::Control;
 use super::driver::DriveError;
-use super::supervisor::{Control, Inner, StartError};
+use super::supervisor::Inner;
 use crate::agent::{Interrupt, Observation};
 use crate::domain::{RunError, RunId, TenantId};
 use crate::store::{ClaimedRun, StoreError};
@@ -12,18 +13,16 @@ use crate::store::{ClaimedRun, StoreError};
 impl Inner {
     /// Ends every run that a former process left behind, and learns how many wait. Called once, before the first
     /// request.
-    pub(super) async fn recover(self: &Arc<Self>) -> Result<(), StartError> {
+    pub(super) async fn recover(self: &Arc<Self>) -> Result<(), StoreError> {
         for claimed in self.services.store.claim_interrupted().await? {
             let id = claimed.run.id;
-            tracing::warn!(run = %id, "the process that ran this died; the run is ended");
+            tracing::warn!(run_id = %id, "the process that ran this died; the run is ended");
             let error = RunError {
                 code: "process_died".to_owned(),
                 message: "the process that ran this run ended before the run did".to_owned(),
                 retryable: true,
             };
-            if let Err(error) = self.end_lost(claimed, error).await {
-                tracing::error!(run = %id, %error, "an interrupted run could not be ended");
-            }
+            self.end_lost(claimed, error).await;
             self.clean_up(id).await;
         }
         let waiting = self.services.store.queued().await?;
@@ -33,26 +32,53 @@ impl Inner {
 
     /// Ends a run whose task panicked or lost its footing, from what is stored of it.
     pub(super) async fn end_broken(self: &Arc<Self>, tenant: &TenantId, id: RunId, error: RunError) {
-        let ended = match self.services.store.reclaim(tenant, id).await {
+        match self.services.store.reclaim(tenant, id).await {
             Ok(Some(claimed)) => self.end_lost(claimed, error).await,
-            // It ended by itself, or somebody else has it.
-            Ok(None) => Ok(()),
-            Err(error) => Err(DriveError::Commit(CommitError::Store(error))),
-        };
-        if let Err(error) = ended {
-            tracing::error!(run = %id, %error, "a broken run could not be ended; the next start will do it");
+            // It ended by itself, or the store has ended it as unreadable.
+            Ok(None) | Err(StoreError::Corrupt { .. }) => {}
+            Err(error) => {
+                tracing::error!(run_id = %id, %error, "a broken run could not be ended; the next start will do it");
+            }
         }
     }
 
-    async fn end_lost(self: &Arc<Self>, claimed: ClaimedRun, error: RunError) -> Result<(), DriveError> {
-        let id = claimed.run.id;
-        let mut driver = self
-            .driver(claimed, Arc::new(Control::default()))
-            .map_err(|reason| CommitError::Store(StoreError::Corrupt { run: id, reason: reason.to_string() }))?;
-        let transition = driver.machine.observe(
-            Observation::Interrupt { cause: Interrupt::WorkerLost(error), partial: None, outcomes: Vec::new() },
-            &driver.tools,
-        )?;
+    /// Ends a run that this process has claimed: as its caller wished when there was a wish, else with `error`.
+    async fn end_lost(self: &Arc<Self>, claimed: ClaimedRun, error: RunError) {
+        let (tenant, id) = (claimed.run.tenant.clone(), claimed.run.id);
+        let control = Arc::new(Control::default());
+        let cause = match claimed.run.cancel_requested_at {
+            Some(at) => {
+                control.cancel(at);
+                Interrupt::Cancel
+            }
+            None => Interrupt::WorkerLost(error),
+        };
+        let ended = match self.end(claimed, cause, &control).await {
+            Ok(()) => Ok(()),
+            Err(DriveError::Commit(CommitError::Store(error))) => Err(error),
+            Err(
+                error @ (DriveError::Restore(_) | DriveError::Machine(_) | DriveError::Commit(CommitError::Encode(_))),
+            ) => {
+                let now = self.services.clock.now();
+                self.services.store.end_unreadable(&tenant, id, &error.to_string(), now).await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::error!(run_id = %id, %error, "a run could not be ended; the next start will do it");
+        }
+    }
+
+    /// Ends a run in one commit, from what was loaded of it.
+    pub(super) async fn end(
+        self: &Arc<Self>,
+        loaded: ClaimedRun,
+        cause: Interrupt,
+        control: &Arc<Control>,
+    ) -> Result<(), DriveError> {
+        let mut driver = self.driver(loaded, control)?;
+        driver.run.cancel_requested_at = control.cancelled_at();
+        let interrupt = Observation::Interrupt { cause, partial: Vec::new(), outcomes: Vec::new() };
+        let transition = driver.machine.observe(interrupt, &driver.tools)?;
         driver.commit(transition).await
     }
 }

@@ -18,7 +18,7 @@ const MAX_METADATA_KEY: usize = 64;
 const MAX_METADATA_VALUE: usize = 512;
 
 /// Resolves a request. Every problem is reported, not only the first.
-pub fn resolve(
+pub(super) fn resolve(
     request: RunRequest,
     agents: &Agents,
     registry: &Registry,

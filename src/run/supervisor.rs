@@ -1,72 +1,26 @@
-//! Takes requests, owns a task for each run at work, and ends them when asked.
+//! Takes requests: a run is accepted, stored, and at work or in the queue; a run that is to end is told so.
 
-use std::collections::HashMap;
-use std::panic::AssertUnwindSafe;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::Instrument;
 
-use super::agent::Agents;
-use super::commit::{CommitError, Moment, apply, encode, publish};
-use super::driver::{DriveError, Driver, Timeline};
-use super::queue::{Place, Queue};
+use super::commit::{Moment, apply, encode, publish};
+use super::control::Active;
+use super::driver::DriveError;
+use super::queue::{Place, Queue, Slot};
 use super::resolve::resolve;
-use super::toolbox::RunTools;
-use crate::agent::{AgentState, IllFormed, Machine, Observation, estimate_head};
-use crate::config::{CeilingConfig, RunConfig};
-use crate::domain::{
-    EventBody, FieldError, Run, RunError, RunId, RunRequest, RunSpec, RunStatus, TenantId, Timestamp, Usage,
-};
-use crate::event::Bus;
-use crate::provider::Catalog;
-use crate::store::{ClaimedRun, NewRun, Store, StoreError};
-use crate::time::{Clock, Ids};
-use crate::tool::registry::Registry;
+use super::services::Services;
+use crate::agent::{Interrupt, Observation};
+use crate::domain::{EventBody, FieldError, Run, RunId, RunRequest, RunSpec, RunStatus, TenantId, Timestamp, Usage};
+use crate::store::{ClaimedRun, NewRun, StoreError};
 
-/// How many queued runs are claimed in one go.
-const CLAIM_BATCH: usize = 64;
-/// How long to wait before another claim when the database fails.
-const CLAIM_RETRY: Duration = Duration::from_secs(1);
 /// What a caller is told to wait when all places are taken.
 const OVERLOAD_RETRY_AFTER: Duration = Duration::from_secs(5);
-
-/// What runs need of the rest.
-pub struct Services {
-    /// Where runs are kept.
-    pub store: Arc<dyn Store>,
-    /// Who watches runs.
-    pub bus: Bus,
-    /// The models.
-    pub catalog: Arc<Catalog>,
-    /// The tools.
-    pub registry: Arc<Registry>,
-    /// The agents.
-    pub agents: Arc<Agents>,
-    /// The time of day.
-    pub clock: Arc<dyn Clock>,
-    /// The source of run ids.
-    pub ids: Arc<Ids>,
-    /// Random numbers from 0 to 1, for the spread of retries.
-    pub jitter: Box<dyn Fn() -> f64 + Send + Sync>,
-    /// Scheduling.
-    pub run: RunConfig,
-    /// Ceilings for requests.
-    pub ceilings: CeilingConfig,
-}
-
-impl Services {
-    /// Where a run without a configured workspace has its own.
-    pub(super) fn scratch_path(&self, run: RunId) -> PathBuf {
-        self.run.scratch_dir.join(run.to_string())
-    }
-}
+/// How often a cancel looks again for a run that is just changing hands.
+const CANCEL_LOOK: Duration = Duration::from_millis(5);
 
 /// Takes requests and owns the runs at work. Cheap to clone.
 #[derive(Clone)]
@@ -76,32 +30,13 @@ pub struct Supervisor {
 
 pub(super) struct Inner {
     pub(super) services: Arc<Services>,
-    pub(super) queue: Queue,
-    /// The runs at work in this process.
-    active: Mutex<HashMap<RunId, Arc<Control>>>,
-    tasks: TaskTracker,
+    pub(super) queue: Arc<Queue>,
+    pub(super) active: Arc<Active>,
+    pub(super) tasks: TaskTracker,
     /// No new runs.
-    stopping: CancellationToken,
+    pub(super) stopping: CancellationToken,
     /// Nothing any more.
-    halted: CancellationToken,
-}
-
-/// How a run at work is told to end.
-#[derive(Default)]
-pub(super) struct Control {
-    pub(super) cancelled: CancellationToken,
-    cancelled_at: Mutex<Option<Timestamp>>,
-}
-
-impl Control {
-    pub(super) fn cancelled_at(&self) -> Option<Timestamp> {
-        *lock(&self.cancelled_at)
-    }
-
-    fn cancel(&self, at: Option<Timestamp>) {
-        *lock(&self.cancelled_at) = at;
-        self.cancelled.cancel();
-    }
+    pub(super) halted: CancellationToken,
 }
 
 /// Why a run was not accepted. Nothing was stored.
@@ -127,30 +62,23 @@ pub enum CreateError {
     Internal(String),
 }
 
-/// The supervisor cannot begin.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The store failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
+impl CreateError {
+    fn internal(error: impl std::fmt::Display) -> Self {
+        Self::Internal(error.to_string())
+    }
 
-/// What is stored of a run cannot be continued.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum RestoreError {
-    #[error("the machine's state is unreadable: {0}")]
-    State(#[from] serde_json::Error),
-    #[error("the transcript is ill-formed: {0}")]
-    Transcript(#[from] IllFormed),
+    const fn overloaded() -> Self {
+        Self::Overloaded { retry_after: OVERLOAD_RETRY_AFTER }
+    }
 }
 
 impl Supervisor {
     /// Settles what a former process left behind and begins to take runs from the queue.
-    pub async fn start(services: Services) -> Result<Self, StartError> {
+    pub async fn start(services: Services) -> Result<Self, StoreError> {
         let inner = Arc::new(Inner {
             queue: Queue::new(services.run.max_concurrent, services.run.max_queued),
             services: Arc::new(services),
-            active: Mutex::new(HashMap::new()),
+            active: Arc::default(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
             halted: CancellationToken::new(),
@@ -160,62 +88,34 @@ impl Supervisor {
         Ok(Self { inner })
     }
 
+    /// Whether a run would be accepted now, without any work: a request that would be refused need not be read.
+    pub fn has_room(&self) -> Result<(), CreateError> {
+        if self.inner.stopping.is_cancelled() {
+            Err(CreateError::Stopping)
+        } else if self.inner.queue.has_room() {
+            Ok(())
+        } else {
+            Err(CreateError::overloaded())
+        }
+    }
+
     /// Accepts a run: once this returns it is stored, and at work or in the queue.
     pub async fn create(&self, tenant: &TenantId, request: RunRequest) -> Result<Run, CreateError> {
+        self.has_room()?;
         let inner = &self.inner;
-        let services = &inner.services;
-        let spec = resolve(
-            request,
-            &services.agents,
-            &services.registry,
-            &services.catalog,
-            &services.run,
-            &services.ceilings,
-        )
-        .map_err(CreateError::Invalid)?;
-        if inner.stopping.is_cancelled() {
-            return Err(CreateError::Stopping);
-        }
-        let place = inner.queue.enter().ok_or(CreateError::Overloaded { retry_after: OVERLOAD_RETRY_AFTER })?;
-        let now = services.clock.now();
-        let id = RunId::new(services.ids.next(now));
+        let Services { agents, registry, catalog, run, ceilings, .. } = &*inner.services;
+        let spec = resolve(request, agents, registry, catalog, run, ceilings).map_err(CreateError::Invalid)?;
+        let place = inner.queue.enter().ok_or(CreateError::overloaded())?;
         // A caller that goes away does not take the acceptance with it.
-        let accepted = inner.tasks.spawn(Arc::clone(inner).accept(tenant.clone(), id, spec, place, now));
-        match accepted.await {
-            Ok(result) => result,
-            Err(error) => Err(CreateError::Internal(format!("accepting the run failed: {error}"))),
-        }
+        let accepted = inner.tasks.spawn(Arc::clone(inner).accept(tenant.clone(), spec, place));
+        accepted.await.unwrap_or_else(|error| Err(CreateError::internal(format!("accepting the run failed: {error}"))))
     }
 
     /// Asks a run to end: stored before this returns. The run as it now stands; `None` when there is none.
     pub async fn cancel(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, StoreError> {
-        let inner = &self.inner;
-        let now = inner.services.clock.now();
-        let Some(run) = inner.services.store.request_cancel(tenant, id, now).await? else { return Ok(None) };
-        if run.status.is_finished() || inner.cancel_active(&run) {
-            return Ok(Some(run));
-        }
-        // Not at work here: take it out of the queue and end it, whatever the number of free slots.
-        match inner.services.store.claim_run(tenant, id, now).await? {
-            Some(mut claimed) => {
-                inner.queue.left(1);
-                claimed.run.status = RunStatus::Queued;
-                let control = Arc::new(Control::default());
-                control.cancel(run.cancel_requested_at);
-                inner.begin(claimed, control, None);
-                inner.services.store.run(tenant, id).await
-            }
-            None => {
-                // It was taken from the queue in between, or has ended.
-                inner.cancel_active(&run);
-                inner.services.store.run(tenant, id).await
-            }
-        }
-    }
-
-    /// Whether new runs are taken.
-    pub fn is_accepting(&self) -> bool {
-        !self.inner.stopping.is_cancelled()
+        // A caller that goes away does not take the request with it.
+        let cancelled = self.inner.tasks.spawn(Arc::clone(&self.inner).cancel(tenant.clone(), id));
+        cancelled.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.into())))
     }
 
     /// Takes no more runs, neither from callers nor from the queue.
@@ -238,21 +138,15 @@ impl Supervisor {
 
     /// How many runs are at work in this process.
     pub fn active(&self) -> usize {
-        lock(&self.inner.active).len()
+        self.inner.active.len()
     }
 }
 
 impl Inner {
-    async fn accept(
-        self: Arc<Self>,
-        tenant: TenantId,
-        id: RunId,
-        spec: RunSpec,
-        place: Place,
-        now: Timestamp,
-    ) -> Result<Run, CreateError> {
+    async fn accept(self: Arc<Self>, tenant: TenantId, spec: RunSpec, place: Place) -> Result<Run, CreateError> {
+        let now = self.services.clock.now();
         let run = Run {
-            id,
+            id: RunId::new(self.services.ids.next(now)),
             tenant,
             generation: 0,
             status: RunStatus::Queued,
@@ -269,22 +163,17 @@ impl Inner {
         };
         match place {
             Place::Slot(slot) => self.accept_to_work(run, spec, slot, now).await,
-            Place::Waiting => {
-                let accepted = self.accept_to_queue(run, spec, now).await;
-                match &accepted {
-                    Ok(_) => self.queue.stored(),
-                    Err(_) => self.queue.abandoned(),
-                }
-                accepted
+            Place::Waiting(place) => {
+                let run = self.accept_to_queue(run, spec, now).await?;
+                place.stored();
+                Ok(run)
             }
         }
     }
 
     async fn accept_to_queue(&self, mut run: Run, spec: RunSpec, now: Timestamp) -> Result<Run, CreateError> {
-        let moment = Moment { now, ran_for: Duration::ZERO };
-        let events = encode(&[EventBody::RunQueued {}], &run, moment).map_err(CreateError::internal)?;
-        let new = NewRun { run: run.clone(), spec, state: None, events };
-        let stored = self.services.store.create_run(new).await?;
+        let events = encode(&[EventBody::RunQueued {}], &run, Moment::first(now)).map_err(CreateError::internal)?;
+        let stored = self.services.store.create_run(NewRun { run: run.clone(), spec, state: None, events }).await?;
         run.last_seq = stored.last().map_or(0, |event| event.seq);
         Ok(run)
     }
@@ -294,15 +183,16 @@ impl Inner {
         self: &Arc<Self>,
         mut run: Run,
         spec: RunSpec,
-        slot: OwnedSemaphorePermit,
+        slot: Slot,
         now: Timestamp,
     ) -> Result<Run, CreateError> {
         let deadline_at = now.plus(Duration::from_millis(spec.limits.timeout_ms));
         run.generation = 1;
         run.status = RunStatus::Running { started_at: now, deadline_at };
+        // Registered first, so that a cancel finds it as soon as it is stored.
+        let registration = self.active.register(run.id);
         let claimed = ClaimedRun { run, spec: spec.clone(), state: None, transcript: Vec::new() };
-        let control = Arc::new(Control::default());
-        let mut driver = self.driver(claimed, Arc::clone(&control)).map_err(CreateError::internal)?;
+        let mut driver = self.driver(claimed, registration.control()).map_err(CreateError::internal)?;
         let mut events = vec![EventBody::RunQueued {}];
         let started = driver.machine.observe(Observation::Start, &driver.tools).map_err(CreateError::internal)?;
         events.extend(started.events);
@@ -311,204 +201,54 @@ impl Inner {
             run: driver.run.clone(),
             spec,
             state: Some(serde_json::to_string(driver.machine.state()).map_err(CreateError::internal)?),
-            events: encode(&events, &driver.run, Moment { now, ran_for: Duration::ZERO })
-                .map_err(CreateError::internal)?,
+            events: encode(&events, &driver.run, Moment::first(now)).map_err(CreateError::internal)?,
         };
-        // Registered first, so that a cancel finds it as soon as it is stored.
-        let registration = self.register(driver.run.id, control);
         let stored = self.services.store.create_run(new).await?;
         publish(&driver.live, &stored, &mut driver.run, &driver.machine);
         let run = driver.run.clone();
-        self.spawn(driver, registration, Some(slot));
+        self.spawn(registration, Some(slot), run.tenant.clone(), async move { Ok(driver) });
         Ok(run)
     }
 
-    /// Goes on with a run that was claimed.
-    fn begin(self: &Arc<Self>, claimed: ClaimedRun, control: Arc<Control>, slot: Option<OwnedSemaphorePermit>) {
-        let (tenant, id) = (claimed.run.tenant.clone(), claimed.run.id);
-        let registration = self.register(id, Arc::clone(&control));
-        match self.driver(claimed, control) {
-            Ok(driver) => self.spawn(driver, registration, slot),
-            Err(error) => {
-                tracing::error!(run = %id, %error, "a stored run cannot be continued");
-                let inner = Arc::clone(self);
-                let error = RunError {
-                    code: "run_unreadable".to_owned(),
-                    message: format!("what is stored of the run cannot be continued: {error}"),
-                    retryable: false,
-                };
-                self.tasks.spawn(async move { inner.end_broken(&tenant, id, error).await });
-            }
-        }
-    }
-
-    pub(super) fn driver(self: &Arc<Self>, claimed: ClaimedRun, control: Arc<Control>) -> Result<Driver, RestoreError> {
-        let ClaimedRun { run, spec, state, transcript } = claimed;
-        let tools = RunTools::new(Arc::clone(&self.services.registry), spec.tools.clone());
-        let head_tokens = estimate_head(spec.instructions.as_deref(), &tools.specs());
-        let machine = match state {
-            None => Machine::new(spec, head_tokens)?,
-            Some(state) => {
-                let state: AgentState = serde_json::from_str(&state)?;
-                Machine::restore(spec, head_tokens, state, transcript, &tools)?
-            }
+    async fn cancel(self: Arc<Self>, tenant: TenantId, id: RunId) -> Result<Option<Run>, StoreError> {
+        let store = &self.services.store;
+        let Some(mut run) = store.request_cancel(&tenant, id, self.services.clock.now()).await? else {
+            return Ok(None);
         };
-        let now = self.services.clock.now();
-        let (started_at, left) = match &run.status {
-            RunStatus::Running { started_at, deadline_at } => (Some(*started_at), deadline_at.since(now)),
-            RunStatus::Queued | RunStatus::Finished { .. } => (None, Duration::ZERO),
-        };
-        let timeline = Timeline::new(now, started_at);
-        let live = self.services.bus.live(run.id);
-        let services = Arc::clone(&self.services);
-        Ok(Driver { services, run, machine, tools, live, control, deadline: Instant::now() + left, timeline })
-    }
-
-    fn spawn(self: &Arc<Self>, driver: Driver, registration: Registration, slot: Option<OwnedSemaphorePermit>) {
-        let inner = Arc::clone(self);
-        let (tenant, id) = (driver.run.tenant.clone(), driver.run.id);
-        let span = tracing::info_span!("run", run_id = %id);
-        let task = async move {
-            let driven = AssertUnwindSafe(driver.drive()).catch_unwind();
-            let result = tokio::select! {
-                biased;
-                () = inner.halted.cancelled() => return,
-                result = driven => result,
-            };
-            inner.settle(&tenant, id, result).await;
-            // In this order: whoever sees the slot free finds the run gone.
-            drop(registration);
-            drop(slot);
-        };
-        self.tasks.spawn(task.instrument(span));
-    }
-
-    /// Sees a run off whose task is over.
-    async fn settle(
-        self: &Arc<Self>,
-        tenant: &TenantId,
-        id: RunId,
-        result: Result<Result<Run, DriveError>, Box<dyn std::any::Any + Send>>,
-    ) {
-        match result {
-            Ok(Ok(run)) => {
-                tracing::info!(
-                    status = run.status.name().as_str(),
-                    steps = run.steps,
-                    tool_calls = run.tool_calls,
-                    "run ended"
-                );
+        // Asked for is asked for; from here on it is only a matter of who ends it.
+        while let (false, Some(at)) = (run.status.is_finished(), run.cancel_requested_at) {
+            if self.active.cancel(id, at) {
+                break;
             }
-            Ok(Err(DriveError::Commit(CommitError::Store(error @ StoreError::Fenced { .. })))) => {
-                tracing::warn!(%error, "another worker has the run; this one lets go");
-                return;
+            match run.status {
+                RunStatus::Queued => match self.end_in_queue(&tenant, id, at).await {
+                    Ok(()) | Err(StoreError::Fenced { .. }) => {}
+                    Err(error) => return Err(error),
+                },
+                // It was claimed a moment ago and is about to be registered.
+                RunStatus::Running { .. } | RunStatus::Finished { .. } => sleep(CANCEL_LOOK).await,
             }
-            Ok(Err(error)) => {
-                tracing::error!(%error, "the run cannot go on");
-                let error = RunError { code: "internal".to_owned(), message: error.to_string(), retryable: true };
-                self.end_broken(tenant, id, error).await;
-            }
-            Err(panic) => {
-                let message = panic_message(panic.as_ref());
-                tracing::error!(message, "the run's task panicked");
-                let message = format!("hames panicked while it worked on this run: {message}");
-                let error = RunError { code: "panicked".to_owned(), message, retryable: false };
-                self.end_broken(tenant, id, error).await;
+            match store.run(&tenant, id).await? {
+                Some(now) => run = now,
+                None => return Ok(None),
             }
         }
-        self.clean_up(id).await;
+        Ok(Some(run))
     }
 
-    /// Removes what a run had to itself.
-    pub(super) async fn clean_up(&self, id: RunId) {
-        let path = self.services.scratch_path(id);
-        let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        })
-        .await;
-        match removed {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(run = %id, %error, "the run's own workspace could not be removed"),
-            Err(error) => tracing::warn!(run = %id, %error, "removing the run's own workspace failed"),
-        }
-    }
-
-    async fn take_from_queue(self: Arc<Self>) {
-        loop {
-            let slots = tokio::select! {
-                biased;
-                () = self.stopping.cancelled() => return,
-                slots = self.queue.slots_for_waiting(CLAIM_BATCH) => slots,
-            };
-            if let Err(error) = self.claim_for(slots).await {
-                tracing::error!(%error, "queued runs cannot be taken from the store");
-                sleep(CLAIM_RETRY).await;
+    /// Ends a run that nobody has claimed, whatever the number of free slots, in one commit.
+    async fn end_in_queue(self: &Arc<Self>, tenant: &TenantId, id: RunId, at: Timestamp) -> Result<(), StoreError> {
+        let Some(loaded) = self.services.store.load(tenant, id).await? else { return Ok(()) };
+        let registration = self.active.register(id);
+        registration.control().cancel(at);
+        let ended = self.end(loaded, Interrupt::Cancel, registration.control()).await;
+        match ended {
+            Ok(()) => {
+                self.queue.left(1);
+                Ok(())
             }
+            Err(DriveError::Commit(super::commit::CommitError::Store(error))) => Err(error),
+            Err(error) => Err(StoreError::Corrupt { run: id, reason: error.to_string() }),
         }
     }
-
-    async fn claim_for(self: &Arc<Self>, slots: Vec<OwnedSemaphorePermit>) -> Result<(), StoreError> {
-        let asked = slots.len();
-        let limit = u32::try_from(asked).unwrap_or(u32::MAX);
-        let claimed = self.services.store.claim_queued(limit, self.services.clock.now()).await?;
-        let came = claimed.len();
-        self.queue.left(came);
-        for (run, slot) in claimed.into_iter().zip(slots) {
-            self.begin(run, Arc::new(Control::default()), Some(slot));
-        }
-        if came < asked {
-            // Some were cancelled meanwhile, or could not be read and were ended.
-            let waiting = self.services.store.queued().await?;
-            self.queue.recount(usize::try_from(waiting).unwrap_or(usize::MAX));
-        }
-        Ok(())
-    }
-
-    fn cancel_active(&self, run: &Run) -> bool {
-        let control = lock(&self.active).get(&run.id).cloned();
-        match control {
-            Some(control) => {
-                control.cancel(run.cancel_requested_at);
-                true
-            }
-            None => false,
-        }
-    }
-
-    fn register(self: &Arc<Self>, id: RunId, control: Arc<Control>) -> Registration {
-        lock(&self.active).insert(id, control);
-        Registration { inner: Arc::clone(self), id }
-    }
-}
-
-/// A run's entry among the active ones; gone with it.
-struct Registration {
-    inner: Arc<Inner>,
-    id: RunId,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        lock(&self.inner.active).remove(&self.id);
-    }
-}
-
-impl CreateError {
-    fn internal(error: impl std::fmt::Display) -> Self {
-        Self::Internal(error.to_string())
-    }
-}
-
-/// Nothing is left half-changed under these locks, so a panic elsewhere does not spoil them.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }

@@ -8,24 +8,25 @@ use crate::tool::executor::ReadyCall;
 use crate::tool::registry::Registry;
 
 /// The registry, narrowed to what a run was given.
-#[derive(Clone)]
 pub(super) struct RunTools {
     registry: Arc<Registry>,
     allowed: Vec<ToolName>,
+    specs: Arc<[ToolSpec]>,
 }
 
 impl RunTools {
     pub(super) fn new(registry: Arc<Registry>, allowed: Vec<ToolName>) -> Self {
-        Self { registry, allowed }
+        let specs = allowed
+            .iter()
+            .filter_map(|name| registry.get(name.as_str()))
+            .map(|tool| tool.tool.spec().clone())
+            .collect();
+        Self { registry, allowed, specs }
     }
 
     /// What the model is told, in the order of the spec. A tool that is no longer configured is left out.
-    pub(super) fn specs(&self) -> Arc<[ToolSpec]> {
-        self.allowed
-            .iter()
-            .filter_map(|name| self.registry.get(name.as_str()))
-            .map(|tool| tool.tool.spec().clone())
-            .collect()
+    pub(super) const fn specs(&self) -> &Arc<[ToolSpec]> {
+        &self.specs
     }
 
     /// A call the machine found valid, ready for the executor; `None` when its tool is gone or it is malformed.

@@ -52,8 +52,8 @@ pub trait Store: Send + Sync {
     /// Takes up to `limit` queued runs, oldest first: raises their generation and marks them running from `now`.
     async fn claim_queued(&self, limit: u32, now: Timestamp) -> Result<Vec<ClaimedRun>, StoreError>;
 
-    /// Takes one queued run, wherever it stands in the queue; `None` when it is not queued any more.
-    async fn claim_run(&self, tenant: &TenantId, id: RunId, now: Timestamp) -> Result<Option<ClaimedRun>, StoreError>;
+    /// Reads all that is needed to go on with a run, without taking it; `None` when this tenant has no such run.
+    async fn load(&self, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError>;
 
     /// Takes every run that is marked running. Called at start, before any run is claimed by this process: what
     /// is found was interrupted.
@@ -66,7 +66,17 @@ pub trait Store: Send + Sync {
     /// Commits one step of a run in one transaction and returns its events numbered. Refused with
     /// [`StoreError::Fenced`] when the run was claimed again since, or has ended, and the last step with
     /// [`StoreError::CancelRequested`] when its worker did not know of a request to end the run.
-    async fn commit_step(&self, commit: StepCommit) -> Result<Vec<Event>, StoreError>;
+    async fn commit_step(&self, commit: StepCommit) -> Result<Committed, StoreError>;
+
+    /// Ends a run whose stored state nobody can go on from, as `internal_error` with the code
+    /// `stored_run_unreadable`. A run that has ended is untouched.
+    async fn end_unreadable(
+        &self,
+        tenant: &TenantId,
+        id: RunId,
+        reason: &str,
+        now: Timestamp,
+    ) -> Result<(), StoreError>;
 
     /// Stores that somebody wants the run ended. Idempotent; the first instant stays. A finished run is
     /// untouched. `None` when this tenant has no such run; else the run as it now stands.
@@ -77,6 +87,10 @@ pub trait Store: Send + Sync {
 
     /// Whether the database takes writes now.
     async fn health(&self) -> Result<(), StoreError>;
+
+    /// Resolves when the database has failed for good: full disk, I/O error, broken file. From then on every write is
+    /// refused, and the process has to end.
+    async fn failed(&self);
 
     /// Finishes what was handed in and lets go of the database.
     async fn close(&self);
@@ -122,10 +136,19 @@ pub struct StepCommit {
     pub tool_calls: u32,
     /// Tokens so far.
     pub usage: Usage,
-    /// The machine's state, in its own JSON.
-    pub state: String,
+    /// The machine's state, in its own JSON; `None` when nobody goes on from here.
+    pub state: Option<String>,
     /// What happened, in order.
     pub events: Vec<EncodedBody>,
+}
+
+/// A step that is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// Its events, numbered.
+    pub events: Vec<Event>,
+    /// When somebody asked to end the run, if anybody has.
+    pub cancel_requested_at: Option<Timestamp>,
 }
 
 /// A run in the hands of a worker, with all that is needed to go on.

@@ -387,12 +387,12 @@ impl Tool for CommandTool {
         let limit = Limit::of(preset.timeout, ctx.timeout);
         let started = Instant::now();
         let session = Session::start(start).map_err(|error| {
-            tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, %error, "a command could not be started");
+            tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, %error, "a command could not be started");
             ToolError::Respond(format!("`{name}` did not run: {error}"))
         })?;
         let (ended, stdout, stderr) = session.run(ctx, limit.time()).await;
         let duration = started.elapsed();
-        tracing::debug!(run = %ctx.run, call = ctx.call_id, command = name, ?ended, ?duration, "a command ended");
+        tracing::debug!(run_id = %ctx.run, call_id = ctx.call_id, command = name, ?ended, duration_ms = duration.as_millis(), "a command ended");
         let (verdict, status, left_behind) = match ended {
             Ended::Reported(Report::Exited { code: 0, left_behind }) => {
                 (Verdict::Success, "exit code: 0".to_owned(), left_behind)
@@ -408,7 +408,7 @@ impl Tool for CommandTool {
                 return Err(ToolError::Respond(format!("`{name}` did not run: {reason}")));
             }
             Ended::Reported(Report::Failed { reason }) => {
-                tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, reason, "a supervisor failed");
+                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, reason, "a supervisor failed");
                 (Verdict::Failure, format!("killed, because its supervision failed: {reason}"), 0)
             }
             Ended::TimedOut => (Verdict::Failure, limit.timed_out(), 0),
@@ -416,7 +416,7 @@ impl Tool for CommandTool {
                 (Verdict::Failure, "cancelled: it was started, and killed before it was done".to_owned(), 0)
             }
             Ended::Lost => {
-                tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, "a supervisor died");
+                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, "a supervisor died");
                 (
                     Verdict::Failure,
                     "outcome unknown: its supervisor process died, and the command with it".to_owned(),
@@ -424,7 +424,7 @@ impl Tool for CommandTool {
                 )
             }
             Ended::Stuck => {
-                tracing::error!(run = %ctx.run, call = ctx.call_id, command = name, "a command cannot be killed");
+                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, "a command cannot be killed");
                 (
                     Verdict::Failure,
                     "could not be stopped: it was killed, and some of its processes do not end".to_owned(),

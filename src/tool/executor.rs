@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 
 use super::workspace::Workspace;
 use super::{ProgressSink, Tool, ToolCtx, ToolError};
+use crate::domain::text::panic_text;
 use crate::domain::{Effect, OutcomeKind, RunId, ToolOutcome};
 
 /// How long a tool has to wind up after its token fired; then it is dropped. Enough for `run_command`, which ends a
@@ -170,7 +171,8 @@ async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
     );
 
     let panicked = |error: JoinError| {
-        let panic = error.try_into_panic().map_or_else(|error| error.to_string(), |payload| panic_text(&*payload));
+        let panic =
+            error.try_into_panic().map_or_else(|error| error.to_string(), |panic| panic_text(&*panic).to_owned());
         tracing::error!(tool = %name, call_id = id, panic, "a tool panicked");
         format!("the tool `{name}` panicked; the server's log has the details")
     };
@@ -266,11 +268,6 @@ const fn effects_text(effect: Effect) -> &'static str {
             "Its effects may have happened, wholly or in part: look before you repeat it."
         }
     }
-}
-
-fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "not a text".to_owned())
 }
 
 #[cfg(test)]

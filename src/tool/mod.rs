@@ -14,7 +14,6 @@ pub mod registry;
 pub mod schema;
 mod session;
 pub mod supervise;
-mod text;
 mod utf8;
 pub mod workspace;
 

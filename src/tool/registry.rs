@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Tool;
-use super::schema::{ArgumentSchema, SchemaError, nearest};
-use super::text::shown;
+use super::schema::{ArgumentSchema, SchemaError};
+use crate::domain::text::{nearest, shown};
 use crate::domain::{Arguments, ToolName};
 
 /// Most Unicode scalar values quoted of arguments that are not an object.

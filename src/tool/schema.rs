@@ -7,7 +7,7 @@ use jsonschema::paths::{Location, LocationSegment};
 use jsonschema::{Draft, PatternOptions, Retrieve, Uri, ValidationError, Validator};
 use serde_json::{Map, Value};
 
-use super::text::shown;
+use crate::domain::text::{nearest, shown};
 
 /// Most levels of nesting of a schema and of arguments.
 const MAX_DEPTH: usize = 64;
@@ -192,16 +192,6 @@ impl ArgumentSchema {
         let properties = self.source.pointer(parent).and_then(|schema| schema.get("properties"));
         properties.and_then(Value::as_object).map(|map| map.keys().cloned().collect()).unwrap_or_default()
     }
-}
-
-/// The name most like `name`, if any is like it.
-pub(super) fn nearest<'a>(name: &str, among: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let lower = shorten(name).to_lowercase();
-    among
-        .map(|candidate| (strsim::jaro_winkler(&lower, &candidate.to_lowercase()), candidate))
-        .filter(|(score, _)| *score >= 0.8)
-        .max_by(|(one, _), (other, _)| one.total_cmp(other))
-        .map(|(_, candidate)| candidate)
 }
 
 /// Whether a value has at most `depth` levels; counts `nodes` down and fails when they are used up.

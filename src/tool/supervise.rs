@@ -4,11 +4,11 @@
 //!
 //! - The supervisor's standard input is a Unix socket to the server, the control channel. End of stream there,
 //!   by a drop or by any death of the server, means: kill the tree now. A byte means: stop politely. When
-//!   the tree is gone the supervisor writes one [`Report`] as a line of JSON and exits.
+//!   the tree is gone the supervisor writes one report as a line of JSON and exits.
 //! - It is the subreaper of the tree, so a process that detaches itself becomes its child and not that of
 //!   init. It has one thread, so the parent-death signal of the command, which follows the thread that started
 //!   it, fires when the supervisor dies and never before.
-//! - Polite means SIGTERM to every descendant, then [`GRACE`], then SIGKILL until nobody is left. What the command
+//! - Polite means SIGTERM to every descendant, then half a second, then SIGKILL until nobody is left. What the command
 //!   leaves behind when it ends by itself is stopped the same way.
 //!
 //! A command runs as the server's user, so a hostile one can kill its supervisor and keep what it detached.

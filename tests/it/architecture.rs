@@ -15,7 +15,7 @@ const IMPORTS: [(&str, &[&str]); 16] = [
     ("time", &["domain"]),
     ("config", &["domain"]),
     ("telemetry", &["config", "domain"]),
-    ("shutdown", &["telemetry"]),
+    ("shutdown", &["domain"]),
     ("agent", &["domain"]),
     ("provider", &["config", "domain", "time"]),
     ("tool", &["config", "domain", "time"]),
@@ -440,6 +440,74 @@ fn the_file_check_sees_every_way_to_write_a_path() {
     }
     let text = "use cap_std::fs::File; #[cfg(test)] mod tests { use std::fs; } #[cfg(test)] use std::fs;";
     assert_eq!(RawFiles::of(text), BTreeSet::new());
+}
+
+/// The names of the fields of log records and spans in a file, without its tests. Looks at the text, since the inside
+/// of other macros (`select!`) is not parsed.
+fn log_fields(text: &str) -> BTreeSet<String> {
+    const LEVELS: [&str; 5] = ["trace", "debug", "info", "warn", "error"];
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let mut fields = BTreeSet::new();
+    for (start, _) in text.match_indices("tracing::") {
+        let rest = &text[start..];
+        let Some((path, _)) = rest.split_once("!(").filter(|(path, _)| !path.contains(char::is_whitespace)) else {
+            continue;
+        };
+        let name = path.trim_start_matches("tracing::");
+        let level = name.trim_end_matches("_span");
+        assert!(LEVELS.contains(&level), "{path}! is not known here");
+        let ends = rest.match_indices(')').map(|(end, _)| &rest[..=end]);
+        let item = ends.filter_map(|item| syn::parse_str::<syn::Macro>(item).ok()).next().unwrap();
+        let tokens: Vec<String> = item.tokens.into_iter().map(|token| token.to_string()).collect();
+        for argument in tokens.split(|token| token == ",") {
+            match argument.first().map(String::as_str) {
+                // The name of a span stands before its fields, the message of a record after them.
+                Some(text) if text.starts_with('"') && level == name => break,
+                Some(text) if text.starts_with('"') => {}
+                Some("%" | "?") => drop(fields.insert(argument[1..].concat())),
+                Some(_) => drop(fields.insert(argument.iter().take_while(|token| *token != "=").cloned().collect())),
+                None => {}
+            }
+        }
+    }
+    fields
+}
+
+#[test]
+fn log_records_have_known_fields() {
+    let known: BTreeSet<_> = hames::telemetry::FIELDS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(known.len(), hames::telemetry::FIELDS.len(), "a name stands twice in telemetry::FIELDS");
+    let mut used = BTreeSet::new();
+    let mut wrong = Vec::new();
+    for (file, text) in rust_files("src").filter(|(file, _)| !is_test_file(file)) {
+        for name in log_fields(&text) {
+            if !known.contains(&name) {
+                wrong.push(format!("{file}: the field `{name}` is not in telemetry::FIELDS"));
+            }
+            used.insert(name);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(known, used, "names that no record uses");
+}
+
+#[test]
+fn the_field_check_sees_every_way_to_write_a_field() {
+    let text = r#"
+        fn f() {
+            tracing::info!(a = 1, %b, ?c, d, e.f = ?g(1, 2), { CONST } = 3, "text {} {x}", y);
+            tracing::warn!("{z}");
+            let span = tracing::info_span!("name", i = %j);
+            println!("{k}", k = 1);
+            tokio::select! { () = x => tracing::error!(l = "a) \"", "text"), }
+        }
+#[cfg(test)]
+mod tests {
+    fn f() { tracing::info!(m = 1); }
+}
+    "#;
+    let found: Vec<_> = log_fields(text).into_iter().collect();
+    assert_eq!(found, ["a", "b", "c", "d", "e.f", "i", "l", "{ CONST }"]);
 }
 
 /// Lines outside of `#[cfg(test)] mod … { … }`, as rustfmt lays them out.

@@ -24,6 +24,8 @@ macro_rules! select_claimable {
     };
 }
 
+pub(super) use select_claimable;
+
 /// Takes the oldest queued runs.
 pub(super) struct ClaimQueued {
     pub(super) limit: u32,
@@ -61,35 +63,31 @@ impl Write for ClaimQueued {
     }
 }
 
-/// Takes one queued run.
-pub(super) struct ClaimRun {
+/// Ends a run that its worker cannot read.
+pub(super) struct EndUnreadable {
     pub(super) tenant: TenantId,
     pub(super) id: RunId,
+    pub(super) reason: String,
     pub(super) now: Timestamp,
 }
 
 #[async_trait]
-impl Write for ClaimRun {
-    type Output = Option<ClaimedRun>;
+impl Write for EndUnreadable {
+    type Output = ();
 
     fn bytes(&self) -> usize {
-        0
+        self.reason.len()
     }
 
-    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Option<ClaimedRun>, Halt> {
-        let row = sqlx::query(select_claimable!("id = ? AND tenant = ? AND status = 'queued'"))
+    async fn apply(&self, connection: &mut SqliteConnection) -> Result<(), Halt> {
+        let row = sqlx::query("SELECT id FROM runs WHERE id = ? AND tenant = ? AND finished_at IS NULL")
             .bind(self.id.to_string())
             .bind(self.tenant.as_str())
             .fetch_optional(&mut *connection)
             .await?;
-        let Some(row) = row else { return Ok(None) };
-        match start(connection, &row, self.now).await? {
-            Ok(run) => Ok(Some(run)),
-            Err(error) => {
-                end_unreadable(connection, &row, &error, Some(self.now)).await?;
-                Err(error.into())
-            }
-        }
+        let Some(row) = row else { return Ok(()) };
+        let error = StoreError::Corrupt { run: self.id, reason: self.reason.clone() };
+        end_unreadable(connection, &row, &error, Some(self.now)).await
     }
 }
 
@@ -185,7 +183,8 @@ async fn start(
     Ok(Ok(claimed))
 }
 
-async fn read(
+/// Everything of a claimable row. The outer error is the database's, the inner one says what is unreadable.
+pub(super) async fn read(
     connection: &mut SqliteConnection,
     row: &SqliteRow,
 ) -> Result<Result<ClaimedRun, StoreError>, sqlx::Error> {
@@ -216,7 +215,7 @@ async fn end_unreadable(
     now: Option<Timestamp>,
 ) -> Result<(), Halt> {
     let id = row.text("id")?;
-    tracing::error!(run = id, %error, "a stored run cannot be read; it is ended as internal_error");
+    tracing::error!(run_id = id, %error, "a stored run cannot be read; it is ended as internal_error");
     let last = sqlx::query(
         "SELECT COALESCE(MAX(seq), 0) AS seq, COALESCE(MAX(time), 0) AS time FROM run_events WHERE run = ?",
     )

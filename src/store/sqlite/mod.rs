@@ -12,7 +12,7 @@ use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
 
 use self::writer::Writer;
 pub use self::writer::WriterCounters;
-use super::{ClaimedRun, NewRun, RunFilter, StepCommit, Store, StoreError};
+use super::{ClaimedRun, Committed, NewRun, RunFilter, StepCommit, Store, StoreError};
 use crate::config::StoreConfig;
 use crate::domain::{Event, Message, Run, RunId, Seq, TenantId, Timestamp};
 
@@ -31,7 +31,7 @@ impl SqliteStore {
         let readers = SqlitePoolOptions::new()
             .max_connections(cores)
             .min_connections(cores)
-            .acquire_timeout(open::BUSY_TIMEOUT)
+            .acquire_timeout(open::ACQUIRE_TIMEOUT)
             // A file does not go away like a server does, so connections need no renewal and no test.
             .idle_timeout(None)
             .max_lifetime(None)
@@ -87,8 +87,8 @@ impl Store for SqliteStore {
         self.writer.write(claim::ClaimQueued { limit, now }).await
     }
 
-    async fn claim_run(&self, tenant: &TenantId, id: RunId, now: Timestamp) -> Result<Option<ClaimedRun>, StoreError> {
-        self.writer.write(claim::ClaimRun { tenant: tenant.clone(), id, now }).await
+    async fn load(&self, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError> {
+        read::load(&self.readers, tenant, id).await
     }
 
     async fn claim_interrupted(&self) -> Result<Vec<ClaimedRun>, StoreError> {
@@ -99,8 +99,18 @@ impl Store for SqliteStore {
         self.writer.write(claim::Reclaim { tenant: tenant.clone(), id }).await
     }
 
-    async fn commit_step(&self, commit: StepCommit) -> Result<Vec<Event>, StoreError> {
+    async fn commit_step(&self, commit: StepCommit) -> Result<Committed, StoreError> {
         self.writer.write(write::CommitStep::new(commit)?).await
+    }
+
+    async fn end_unreadable(
+        &self,
+        tenant: &TenantId,
+        id: RunId,
+        reason: &str,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.writer.write(claim::EndUnreadable { tenant: tenant.clone(), id, reason: reason.to_owned(), now }).await
     }
 
     async fn request_cancel(&self, tenant: &TenantId, id: RunId, at: Timestamp) -> Result<Option<Run>, StoreError> {
@@ -113,6 +123,10 @@ impl Store for SqliteStore {
 
     async fn health(&self) -> Result<(), StoreError> {
         self.writer.write(write::Probe).await
+    }
+
+    async fn failed(&self) {
+        self.writer.failed().await;
     }
 
     async fn close(&self) {

@@ -18,8 +18,12 @@ use crate::store::StoreError;
 /// (<https://sqlite.org/wal.html#the_wal_reset_bug>).
 const OLDEST_ENGINE: [u32; 3] = [3, 51, 3];
 
-/// How long a statement waits for another process's lock before it fails with "busy".
-pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a statement waits for another process's lock before it fails with "busy". With the attempts of the writer
+/// it stays below a second until a caller hears that the database is not to be had; a step of a run waits longer, by
+/// being handed in again.
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long a read waits for a connection.
+pub(super) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The WAL file is cut back to this after a checkpoint, in bytes.
 const WAL_SIZE_LIMIT: &str = "67108864";
@@ -204,7 +208,7 @@ async fn check_pragmas(
         ("SELECT journal_mode FROM pragma_journal_mode", "journal_mode", "wal"),
         ("SELECT CAST(synchronous AS TEXT) FROM pragma_synchronous", "synchronous", synchronous),
         ("SELECT CAST(foreign_keys AS TEXT) FROM pragma_foreign_keys", "foreign_keys", "1"),
-        ("SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout", "busy_timeout", "5000"),
+        ("SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout", "busy_timeout", "300"),
     ] {
         let row = sqlx::query(statement).fetch_one(&mut *connection).await;
         let actual: String = row.and_then(|row| row.try_get(0)).map_err(|error| cannot_open(path, &error))?;
@@ -294,6 +298,7 @@ mod tests {
                 .filename(&path)
                 .create_if_missing(true)
                 .journal_mode(mode)
+                .busy_timeout(BUSY_TIMEOUT)
                 .synchronous(SqliteSynchronous::Full)
         };
         let check = async |options: SqliteConnectOptions, durability| {
@@ -309,7 +314,7 @@ mod tests {
             (delete, Durability::Full, "journal_mode is `delete`, expected `wal`"),
             (wal.clone(), Durability::Process, "synchronous is `2`, expected `1`"),
             (wal.clone().foreign_keys(false), Durability::Full, "foreign_keys is `0`, expected `1`"),
-            (wal.busy_timeout(Duration::ZERO), Durability::Full, "busy_timeout is `0`, expected `5000`"),
+            (wal.busy_timeout(Duration::ZERO), Durability::Full, "busy_timeout is `0`, expected `300`"),
         ] {
             let error = check(options, durability).await.unwrap_err();
             assert!(error.contains(expected) && error.contains("test.db"), "{error}");

@@ -3,11 +3,12 @@
 use sqlx::sqlite::{SqlitePool, SqliteRow};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection};
 
+use super::claim::{self, select_claimable};
 use super::error::store_error;
 use crate::domain::{Event, Message, Run, RunId, Seq, TenantId};
 use crate::store::row::{self, Cells, run_columns};
 use crate::store::transcript::{self, transcript_kinds};
-use crate::store::{RunFilter, StoreError};
+use crate::store::{ClaimedRun, RunFilter, StoreError};
 
 impl Cells for SqliteRow {
     fn text(&self, column: &str) -> Result<String, sqlx::Error> {
@@ -158,6 +159,21 @@ pub(super) async fn logged_messages(
     .await?;
     let events: Result<Vec<_>, _> = rows.iter().map(|row| row::event(row, id).map(|event| event.body)).collect();
     Ok(events.and_then(|events| transcript::fold(&events).map_err(|reason| StoreError::Corrupt { run: id, reason })))
+}
+
+/// All that is needed to go on with a run, as of one moment.
+pub(super) async fn load(pool: &SqlitePool, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError> {
+    let mut moment = pool.begin().await.map_err(store_error)?;
+    let row = sqlx::query(select_claimable!("id = ? AND tenant = ?"))
+        .bind(id.to_string())
+        .bind(tenant.as_str())
+        .fetch_optional(&mut *moment)
+        .await
+        .map_err(store_error)?;
+    match row {
+        Some(row) => claim::read(&mut moment, &row).await.map_err(store_error)?.map(Some),
+        None => Ok(None),
+    }
 }
 
 pub(super) async fn queued(pool: &SqlitePool) -> Result<u64, StoreError> {

@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, SqliteConnection};
 use super::writer::{Halt, Write};
 use crate::domain::{EncodedBody, Event, Generation, Run, RunId, Seq, TenantId, Timestamp};
 use crate::store::row::{self, Cells, StatusColumns, run_columns};
-use crate::store::{NewRun, StepCommit, StoreError};
+use crate::store::{Committed, NewRun, StepCommit, StoreError};
 
 /// Most events of one statement.
 const EVENTS_PER_STATEMENT: usize = 32;
@@ -122,7 +122,7 @@ pub(super) struct CommitStep {
     steps: u32,
     tool_calls: u32,
     usage: String,
-    state: String,
+    state: Option<String>,
     events: Vec<EncodedBody>,
 }
 
@@ -146,19 +146,21 @@ impl CommitStep {
 
 #[async_trait]
 impl Write for CommitStep {
-    type Output = Vec<Event>;
+    type Output = Committed;
 
     fn bytes(&self) -> usize {
-        self.state.len() + self.status.ending.as_ref().map_or(0, String::len) + size(&self.events)
+        self.state.as_ref().map_or(0, String::len)
+            + self.status.ending.as_ref().map_or(0, String::len)
+            + size(&self.events)
     }
 
-    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Vec<Event>, Halt> {
+    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Committed, Halt> {
         let count = count(&self.events)?;
         let held = sqlx::query(
             "UPDATE runs SET status = ?, started_at = ?, deadline_at = ?, finished_at = ?, ending = ?, steps = ?, \
              tool_calls = ?, usage = ?, state = ?, last_seq = last_seq + ? \
              WHERE id = ? AND generation = ? AND finished_at IS NULL AND (? IS NULL OR cancel_requested_at IS ?) \
-             RETURNING last_seq",
+             RETURNING last_seq, cancel_requested_at",
         )
         .bind(self.status.status)
         .bind(self.status.started_at)
@@ -168,7 +170,7 @@ impl Write for CommitStep {
         .bind(i64::from(self.steps))
         .bind(i64::from(self.tool_calls))
         .bind(&self.usage)
-        .bind(&self.state)
+        .bind(self.state.as_deref())
         .bind(count)
         .bind(self.run.to_string())
         .bind(self.fence)
@@ -178,7 +180,9 @@ impl Write for CommitStep {
         .await?;
         let Some(row) = held else { return Err(self.refusal(connection).await?.into()) };
         let before = row.integer("last_seq")? - count;
-        Ok(append(connection, self.run, before, self.time, &self.events).await?)
+        let cancel_requested_at = row.optional_integer("cancel_requested_at")?.map(Timestamp::from_millis);
+        let events = append(connection, self.run, before, self.time, &self.events).await?;
+        Ok(Committed { events, cancel_requested_at })
     }
 }
 

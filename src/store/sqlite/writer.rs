@@ -81,6 +81,8 @@ pub(super) struct Writer {
 struct State {
     /// Set once the disk or the file failed: no write is accepted any more.
     broken: OnceLock<Shared>,
+    /// Fires with it.
+    failed: CancellationToken,
     commits: AtomicU64,
     writes: AtomicU64,
 }
@@ -112,8 +114,22 @@ impl Writer {
         }
         let (reply, answer) = oneshot::channel();
         let entry = Entry { write, result: None, reply };
-        self.sender.send(Box::new(entry)).await.map_err(|_| closed())?;
-        answer.await.map_err(|_| closed())?
+        self.sender.send(Box::new(entry)).await.map_err(|_| self.gone())?;
+        answer.await.map_err(|_| self.gone())?
+    }
+
+    /// Why nobody takes writes any more.
+    fn gone(&self) -> StoreError {
+        if self.closing.is_cancelled() {
+            closed()
+        } else {
+            StoreError::Failed("the task that writes to the database has ended".into())
+        }
+    }
+
+    /// Resolves when nothing can be written any more.
+    pub(super) async fn failed(&self) {
+        self.state.failed.cancelled().await;
     }
 
     /// How much it did.
@@ -193,6 +209,8 @@ struct Task {
 
 impl Task {
     async fn run(mut self, closing: CancellationToken) {
+        // A panic of this task is as final as a broken disk.
+        let alarm = self.state.failed.clone().drop_guard();
         let mut carried = None;
         loop {
             let first = match carried.take() {
@@ -210,6 +228,9 @@ impl Task {
             let (group, next) = self.group(first);
             carried = next;
             self.commit(group).await;
+        }
+        if self.state.broken.get().is_none() {
+            alarm.disarm();
         }
         open::close(self.connection).await;
         drop(self.lock);
@@ -307,6 +328,7 @@ impl Task {
         );
         // Only the first failure is kept; later ones follow from it.
         self.state.broken.get_or_init(|| error);
+        self.state.failed.cancel();
     }
 }
 

@@ -116,7 +116,8 @@ async fn all_waiting(fixture: &Fixture, writes: Vec<Sql>) -> Vec<Result<(), Stor
             gate.opened.notify_one();
             Ok(())
         }));
-        let mut answers = join_all(answers).await;
+        // Without tokio's budget, which would let the gate open before all have had their turn.
+        let mut answers = tokio::task::unconstrained(join_all(answers)).await;
         answers.pop();
         answers
     };
@@ -213,6 +214,8 @@ async fn a_full_disk_stops_all_writing() {
     fixture.writer.close().await;
     // A new start with space on the disk goes on.
     drop(open::open(&config(&fixture.folder)).await.unwrap());
+    // Whoever waits for it learns that the process has to end.
+    fixture.writer.failed().await;
 }
 
 #[tokio::test]

@@ -6,10 +6,10 @@ use memchr::memmem;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::super::text::shown;
 use super::super::workspace::{Replaced, shown_path};
 use super::{Tool, ToolCtx, ToolError, built_in, count};
 use crate::domain::Effect;
+use crate::domain::text::shown;
 
 /// Most places counted.
 const MAX_FOUND: usize = 1_000;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::super::text::shown;
 use super::super::workspace::{Entry, Kind, shown_path};
 use super::{Tool, ToolCtx, ToolError, built_in, count, here};
 use crate::domain::Effect;
+use crate::domain::text::shown;
 
 /// Most entries of one call.
 const MAX_ENTRIES: usize = 200;

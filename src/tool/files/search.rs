@@ -10,11 +10,11 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::super::text::shown;
 use super::super::time_to_return;
 use super::super::workspace::{Found, Kind};
 use super::{Tool, ToolCtx, ToolError, built_in, count, here, looks_binary};
 use crate::domain::Effect;
+use crate::domain::text::shown;
 
 /// Most matching lines of one call.
 const MAX_MATCHES: usize = 100;

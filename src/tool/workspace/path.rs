@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use cap_std::fs::{FileType, FileTypeExt as _};
 use rustix::io::Errno;
 
-use super::super::text::shown;
+use crate::domain::text::shown;
 
 /// Longest path, in bytes: the kernel's limit.
 const MAX_PATH_BYTES: usize = 4_095;

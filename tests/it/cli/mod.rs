@@ -206,6 +206,30 @@ async fn a_reader_that_goes_away_ends_tail_without_an_error() {
 }
 
 #[tokio::test]
+async fn a_run_on_the_screen_is_not_mixed_with_the_log_unless_a_level_is_given() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hames.toml");
+    let settings = "[log]\nlevel = \"info\"\n[providers.demo]\nkind = \"scripted\"\n\
+        [agents.default]\nmodel = \"demo/script\"\n";
+    std::fs::write(&path, settings).unwrap();
+    let run = |args: &'static [&'static str]| Program::new(args.iter().copied()).current_dir(directory.path());
+    let quiet = run(&["run", "hi"]).finish().await;
+    assert_eq!((quiet.code, quiet.stderr.as_str()), (Some(0), ""), "{}", quiet.stdout);
+    assert!(quiet.stdout.starts_with("agent demo, model demo/script\n"), "{}", quiet.stdout);
+    // A level that is also the default counts as given, in a file and in a variable.
+    let file = run(&["run", "hi", "--config", "hames.toml"]).finish().await;
+    assert!(file.stderr.contains(" INFO "), "{}{}", file.stdout, file.stderr);
+    let variable = run(&["run", "hi"]).env("HAMES_LOG__LEVEL", "info").finish().await;
+    assert!(variable.stderr.contains(" INFO "), "{}{}", variable.stdout, variable.stderr);
+
+    let mut demo = run(&["serve", "--demo"]).env("HAMES_SERVER__BIND", "127.0.0.1:0").start().await;
+    demo.wait_for("Ctrl-C stops it.").await;
+    demo.terminate();
+    let demo = demo.finish().await;
+    assert_eq!((demo.code, demo.stderr.as_str()), (Some(0), ""), "{}", demo.stdout);
+}
+
+#[tokio::test]
 async fn serve_stops_cleanly_on_a_signal() {
     let directory = tempfile::tempdir().unwrap();
     let mut running = Program::new(["serve"])

@@ -113,3 +113,17 @@ async fn every_time_says_that_it_is_utc() {
     }
     app.stop().await;
 }
+
+// A request that would be refused is not read: what is wrong with its body does not matter.
+#[tokio::test]
+async fn a_full_server_refuses_before_it_reads() {
+    let app = Served::configured("[run]\nmax_concurrent = 1\nmax_queued = 1\n").await;
+    let running = app.waiting_run().await;
+    assert_eq!(app.client.post("/runs", &json!({"input": "a"})).await.status, 202);
+    let refused = app.client.post_raw("/runs", "nonsense").await;
+    refused.problem(503, "overloaded");
+    assert_eq!(refused.header("retry-after"), Some("5"));
+    assert_eq!(app.client.count_runs().await, 2);
+    app.client.delete(&format!("/runs/{running}")).await;
+    app.stop().await;
+}

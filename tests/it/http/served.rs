@@ -27,6 +27,16 @@ impl Served {
     pub(super) async fn with(server: ServerConfig) -> Self {
         let (mut setup, model) = Setup::stage();
         setup.server = Some(server);
+        Self::of(setup, model).await
+    }
+
+    /// With more settings.
+    pub(super) async fn configured(toml: &str) -> Self {
+        let (setup, model) = Setup::stage();
+        Self::of(setup.toml(toml), model).await
+    }
+
+    async fn of(setup: Setup, model: Prompter) -> Self {
         let app = setup.start().await;
         Self { addr: app.addr, client: app.client.clone(), app, model, waiting: tokio::sync::Mutex::default() }
     }

@@ -77,7 +77,7 @@ async fn play(case: &Case, pace: Pace) -> Vec<String> {
     }
     let bodies: Vec<Value> = upstream.requests().into_iter().map(|request| request.body).collect();
     wrong.extend(request_check::failed(&case.requests, &bodies));
-    wrong.extend(upstream.rejections());
+    wrong.extend(upstream.take_rejections());
     wrong.extend(whole.contradictions(&case.expect, bodies.len()));
     wrong
 }

@@ -110,7 +110,8 @@ async fn in_mid_answer_the_text_so_far_is_kept() {
         let last = serde_json::to_value(app.transcript(run.id).await.pop().unwrap()).unwrap();
         assert_eq!(
             last,
-            json!({"role": "assistant", "content": [{"type": "text", "text": "The capital of"}], "incomplete": true})
+            json!({"role": "assistant", "incomplete": true,
+                   "content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "The capital of"}]})
         );
         app.finish().await;
     }

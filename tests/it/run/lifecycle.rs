@@ -7,6 +7,7 @@ use hames::domain::{Effect, EventKind, FailureClass, ModelFailure, OutcomeKind, 
 use hames::time::{Clock, ManualClock};
 use hames::tool::ToolError;
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::support::app::Setup;
 use crate::support::stage::{call, stage_tool};
@@ -178,7 +179,11 @@ async fn a_clock_that_steps_back_makes_no_time_go_back() {
     let app = setup.tool(tool).start().await;
     let run = app.create(json!({})).await;
     let asked = model.asked().await;
-    clock.advance(Duration::from_secs(1));
+    let begun = Instant::now();
+    clock.advance(Duration::from_secs(3_600));
+    while begun.elapsed() < Duration::from_millis(20) {
+        tokio::task::yield_now().await;
+    }
     asked.call(vec![call("a", "look", json!({}))]).await;
     let called = calls.recv().await.unwrap();
     clock.set(Timestamp::from_millis(start.as_millis() - 10_000));
@@ -188,9 +193,28 @@ async fn a_clock_that_steps_back_makes_no_time_go_back() {
     let events = app.events(run.id).await;
     assert!(events.is_sorted_by_key(|event| event.time), "{events:?}");
     let view = serde_json::to_value(hames::domain::RunView::from(&ended)).unwrap();
-    assert_eq!(view["finished_at"], start.plus(Duration::from_secs(1)).to_string());
-    // Measured, not computed from the times above.
+    assert_eq!(view["finished_at"], start.plus(Duration::from_secs(3_600)).to_string());
+    // Measured, and not computed from the times above: those say an hour, or less than nothing.
     let took = app.events_of(run.id, EventKind::RunEnd).await.pop().unwrap()["duration_ms"].as_u64().unwrap();
-    assert!(took < 60_000, "{took}");
+    assert!((20..3_600_000).contains(&took), "{took}");
+    app.finish().await;
+}
+
+// co-l/openfox#226: the bound on a whole attempt holds while bytes flow, too.
+#[tokio::test]
+async fn a_model_call_ends_with_its_timeout_and_only_a_silent_one_is_made_again() {
+    let (setup, model) = Setup::stage();
+    let app = setup.start().await;
+    let run = app.create(json!({"limits": {"model_timeout_ms": 100}})).await;
+    let silent = model.asked().await;
+    silent.dropped().await;
+    let talking = model.asked().await;
+    assert_eq!(talking.request.attempt, 2);
+    talking.text("once upon a").await;
+    talking.dropped().await;
+    let view = serde_json::to_value(hames::domain::RunView::from(&app.ended(run.id).await)).unwrap();
+    assert_eq!((view["status"].as_str(), view["error"]["code"].as_str()), (Some("model_error"), Some("model_timeout")));
+    assert_eq!(view["partial"], "once upon a");
+    assert!(model.is_quiet().await, "a response that is only long is not asked for again");
     app.finish().await;
 }

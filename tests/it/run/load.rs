@@ -77,3 +77,58 @@ async fn a_place_in_the_queue_is_free_again_after_a_cancel() {
     app.ended(held.id).await;
     app.finish().await;
 }
+
+/// Slots become free at the moment when those that wait for them are cancelled: asked for is asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_that_meets_a_run_between_queue_and_work_is_not_lost() {
+    const EACH: usize = 16;
+    let (setup, model) = Setup::stage();
+    let app = setup.toml(&format!("[run]\nmax_concurrent = {EACH}\n")).start().await;
+    for _ in 0..5 {
+        let held = join_all((0..EACH).map(|_| app.create(json!({})))).await;
+        let mut asked = Vec::new();
+        for _ in &held {
+            asked.push(model.asked().await);
+        }
+        let waiting = join_all((0..EACH).map(|_| app.create(json!({})))).await;
+        let tenant = app.tenant();
+        let let_go = join_all(asked.into_iter().map(|asked| asked.answer("done")));
+        let cancels = join_all(waiting.iter().map(|run| app.supervisor.cancel(&tenant, run.id)));
+        let (_, cancelled) = tokio::join!(let_go, cancels);
+        assert!(cancelled.into_iter().all(|run| run.unwrap().unwrap().cancel_requested_at.is_some()));
+        for run in &waiting {
+            assert_eq!(app.ended(run.id).await.status.name(), RunStatusName::Aborted);
+        }
+        for run in &held {
+            assert_eq!(app.ended(run.id).await.status.name(), RunStatusName::Completed);
+        }
+        // Calls that had begun before their cancel was asked for were let go.
+        model.forget().await;
+    }
+    app.finish().await;
+}
+
+/// A caller that goes away in the middle of a request takes nothing with it.
+#[tokio::test]
+async fn requests_outlive_their_callers() {
+    let (setup, model) = Setup::stage();
+    let app = setup.toml("[run]\nmax_concurrent = 1\n").start().await;
+    let held = app.create(json!({})).await;
+    let asked = model.asked().await;
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        let run = app.create(json!({})).await;
+        let tenant = app.tenant();
+        let mut cancel = Box::pin(app.supervisor.cancel(&tenant, run.id));
+        // Once around, and gone.
+        assert!(futures_util::poll!(&mut cancel).is_pending());
+        drop(cancel);
+        waiting.push(run);
+    }
+    for run in waiting {
+        assert_eq!(app.ended(run.id).await.status.name(), RunStatusName::Aborted);
+    }
+    asked.answer("done").await;
+    app.ended(held.id).await;
+    app.finish().await;
+}

@@ -2,6 +2,7 @@
 
 use hames::domain::{Effect, OutcomeKind, RunStatusName, RunView};
 use serde_json::json;
+use sqlx::Connection;
 
 use crate::support::app::Setup;
 use crate::support::stage::{call, stage_tool};
@@ -56,4 +57,51 @@ async fn interrupted_runs_end_and_queued_runs_go_on() {
     assert_eq!(app.ended(queued.id).await.status.name(), RunStatusName::Completed);
     assert!(calls.try_recv().is_err(), "no call runs twice");
     app.finish().await;
+}
+
+/// What `DELETE` stores is the truth: whoever takes the run next finds it.
+#[tokio::test]
+async fn a_stored_cancel_holds_in_the_next_process() {
+    let (setup, model) = Setup::stage();
+    let setup = setup.toml("[run]\nmax_concurrent = 1\n");
+    let app = setup.start().await;
+    let running = app.create(json!({})).await;
+    let asked = model.asked().await;
+    let queued = app.create(json!({})).await;
+    for run in [&running, &queued] {
+        // The store is told, and the process ends before anybody in it is.
+        app.store.request_cancel(&app.tenant(), run.id, run.created_at).await.unwrap().unwrap();
+    }
+    app.die().await;
+    drop(asked);
+
+    let app = setup.start().await;
+    for run in [&running, &queued] {
+        let ended = app.ended(run.id).await;
+        assert_eq!(ended.status.name(), RunStatusName::Aborted, "{ended:?}");
+        assert_eq!(ended.cancel_requested_at, Some(run.created_at));
+    }
+    assert!(model.is_quiet().await, "no model was called for them");
+    app.finish().await;
+}
+
+#[tokio::test]
+async fn a_run_whose_state_does_not_read_is_ended_once() {
+    let (setup, model) = Setup::stage();
+    let app = setup.start().await;
+    let run = app.create(json!({})).await;
+    let asked = model.asked().await;
+    app.die().await;
+    drop(asked);
+    let url = format!("sqlite:{}", setup.path("hames.db").display());
+    let mut database = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    sqlx::query("UPDATE runs SET state = '{}'").execute(&mut database).await.unwrap();
+    database.close().await.unwrap();
+    for _ in 0..2 {
+        let app = setup.start().await;
+        let view = serde_json::to_value(RunView::from(&app.ended(run.id).await)).unwrap();
+        assert_eq!(view["error"]["code"], "stored_run_unreadable", "{view}");
+        assert_eq!(app.kinds(run.id).await, ["run_queued", "run_start", "model_start", "run_end"]);
+        app.finish().await;
+    }
 }

@@ -232,7 +232,7 @@ async fn silence_is_filled_with_comments() {
         text.push_str(&String::from_utf8(reader.read(65_536).await.unwrap()).unwrap());
     }
     assert!(text.contains("retry: 1000\n"), "{text}");
-    assert_eq!(text.lines().filter(|line| line.starts_with("id: ")).next_back(), Some("id: 3"));
+    assert_eq!(text.lines().rfind(|line| line.starts_with("id: ")), Some("id: 3"));
     asked.answer("done").await;
     app.ended(run.id).await;
     app.finish().await;

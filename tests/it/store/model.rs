@@ -16,7 +16,7 @@ use super::sqlite::SqliteFile;
 enum Verb {
     Create { number: u32, tenant: bool, starts: bool, label: bool },
     ClaimQueued { limit: u32 },
-    ClaimRun { number: u32, tenant: bool },
+    Load { number: u32, tenant: bool },
     ClaimInterrupted,
     Step { number: u32, behind: u64, events: usize, then: Then, knows: bool },
     Cancel { number: u32, tenant: bool },
@@ -38,7 +38,7 @@ fn verbs() -> impl Strategy<Value = Vec<Verb>> {
         4 => (number.clone(), any::<bool>(), any::<bool>(), any::<bool>())
             .prop_map(|(number, tenant, starts, label)| Verb::Create { number, tenant, starts, label }),
         2 => (0..4_u32).prop_map(|limit| Verb::ClaimQueued { limit }),
-        2 => (number.clone(), any::<bool>()).prop_map(|(number, tenant)| Verb::ClaimRun { number, tenant }),
+        2 => (number.clone(), any::<bool>()).prop_map(|(number, tenant)| Verb::Load { number, tenant }),
         1 => Just(Verb::ClaimInterrupted),
         6 => (number.clone(), prop_oneof![4 => Just(0_u64), 1 => 1..3_u64], 0..5_usize, then, any::<bool>())
             .prop_map(|(number, behind, events, then, knows)| Verb::Step { number, behind, events, then, knows }),
@@ -72,6 +72,10 @@ impl Kept {
 
     fn claim(&mut self) -> ClaimedRun {
         self.run.generation += 1;
+        self.loaded()
+    }
+
+    fn loaded(&self) -> ClaimedRun {
         ClaimedRun { run: self.run.clone(), spec: self.spec.clone(), state: self.state.clone(), transcript: Vec::new() }
     }
 
@@ -153,10 +157,9 @@ impl Model {
                 let waiting = self.0.iter_mut().filter(|kept| kept.run.status == RunStatus::Queued);
                 Answer::Claims(waiting.take(limit as usize).map(|kept| kept.start(now)).collect())
             }
-            Verb::ClaimRun { number, tenant: first } => {
+            Verb::Load { number, tenant: first } => {
                 let kept = self.find(number).filter(|kept| kept.run.tenant == tenant(first));
-                let waiting = kept.filter(|kept| kept.run.status == RunStatus::Queued);
-                Answer::Claims(waiting.map(|kept| kept.start(now)).into_iter().collect())
+                Answer::Claims(kept.map(|kept| kept.loaded()).into_iter().collect())
             }
             Verb::ClaimInterrupted => {
                 let active = self.0.iter_mut().filter(|kept| kept.run.status.name() == RunStatusName::Running);
@@ -173,7 +176,7 @@ impl Model {
                         kept.run.steps = commit.steps;
                         kept.run.tool_calls = commit.tool_calls;
                         kept.run.usage = commit.usage;
-                        kept.state = Some(commit.state);
+                        kept.state = commit.state;
                         Answer::Events(Ok(kept.append(commit.time, &commit.events)))
                     }
                     Some(_) | None => Answer::Events(Err(Refusal::Fenced)),
@@ -198,13 +201,13 @@ async fn perform(store: &dyn Store, model: &mut Model, verb: &Verb, now: Timesta
             Answer::Events(store.create_run(Model::new_run(number, tenant, starts, label)).await.map_err(refusal))
         }
         Verb::ClaimQueued { limit } => Answer::Claims(store.claim_queued(limit, now).await.unwrap()),
-        Verb::ClaimRun { number, tenant: first } => {
-            Answer::Claims(store.claim_run(&tenant(first), id(number), now).await.unwrap().into_iter().collect())
+        Verb::Load { number, tenant: first } => {
+            Answer::Claims(store.load(&tenant(first), id(number)).await.unwrap().into_iter().collect())
         }
         Verb::ClaimInterrupted => Answer::Claims(store.claim_interrupted().await.unwrap()),
         Verb::Step { number, behind, events, then, knows } => {
             let commit = model.commit(number, behind, events, then, knows);
-            Answer::Events(store.commit_step(commit).await.map_err(refusal))
+            Answer::Events(store.commit_step(commit).await.map(|done| done.events).map_err(refusal))
         }
         Verb::Cancel { number, tenant: first } => {
             Answer::Run(store.request_cancel(&tenant(first), id(number), now).await.unwrap().map(Box::new))

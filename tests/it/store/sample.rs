@@ -100,7 +100,7 @@ pub(crate) fn step(new: &NewRun, generation: Generation, events: Vec<EncodedBody
         steps: 1,
         tool_calls: 2,
         usage: Usage { input_tokens: u64::MAX, output_tokens: 7, model_calls: 1, ..Usage::default() },
-        state: r#"{"at":"step 1"}"#.to_owned(),
+        state: Some(r#"{"at":"step 1"}"#.to_owned()),
         events,
     }
 }

@@ -139,7 +139,7 @@ pub(crate) struct TestApp {
     pub(crate) bus: Bus,
     dir: Arc<TempDir>,
     shutdown: Shutdown,
-    tasks: JoinSet<()>,
+    tasks: JoinSet<anyhow::Result<()>>,
     ended: bool,
 }
 
@@ -222,7 +222,7 @@ impl TestApp {
         self.ended = true;
         self.shutdown.soft().cancel();
         let stopped = tokio::time::timeout(PATIENCE, self.tasks.join_next()).await;
-        stopped.expect("the service does not stop: a run is still at work").unwrap().unwrap();
+        stopped.expect("the service does not stop: a run is still at work").unwrap().unwrap().unwrap();
         assert_eq!(self.supervisor.active(), 0, "a run is left at work");
         assert!(self.bus.is_empty(), "a live run is left behind");
         let scratch: Vec<_> = std::fs::read_dir(self.scratch()).into_iter().flatten().collect();
@@ -235,7 +235,7 @@ impl TestApp {
         self.shutdown.soft().cancel();
         self.shutdown.hard().cancel();
         let stopped = tokio::time::timeout(PATIENCE, self.tasks.join_next()).await;
-        stopped.expect("the service does not stop").unwrap().unwrap();
+        stopped.expect("the service does not stop").unwrap().unwrap().unwrap();
     }
 }
 

@@ -49,7 +49,12 @@ impl Prompter {
         self.asked.lock().await.recv().await.expect("the model is gone")
     }
 
-    /// Whether a model call waits.
+    /// Lets go of the model calls that wait.
+    pub(crate) async fn forget(&self) {
+        while self.asked.lock().await.try_recv().is_ok() {}
+    }
+
+    /// Whether no model call waits.
     pub(crate) async fn is_quiet(&self) -> bool {
         self.asked.lock().await.is_empty()
     }

@@ -114,9 +114,11 @@ struct Record {
     rejections: Vec<String>,
 }
 
-/// The server. Dropping it ends its connections.
+/// The server. Dropping it ends its connections, and fails the test if it refused a request by itself and nobody took
+/// note of that.
 pub(crate) struct Upstream {
     base_url: String,
+    shared: Arc<Shared>,
     record: watch::Receiver<Record>,
     _tasks: JoinSet<()>,
 }
@@ -139,6 +141,7 @@ impl Upstream {
         let base_url = format!("http://{}/v1", listener.local_addr().expect("an address"));
         let (sender, record) = watch::channel(Record::default());
         let shared = Arc::new(Shared { replies, clock, record: sender });
+        let kept = Arc::clone(&shared);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
@@ -148,7 +151,7 @@ impl Upstream {
                 connections.spawn(async move { shared.serve(socket).await.unwrap_or(()) });
             }
         });
-        Self { base_url, record, _tasks: tasks }
+        Self { base_url, shared: kept, record, _tasks: tasks }
     }
 
     /// The base URL, with the version.
@@ -161,9 +164,11 @@ impl Upstream {
         self.record.borrow().requests.clone()
     }
 
-    /// What was wrong with the requests it refused by itself.
-    pub(crate) fn rejections(&self) -> Vec<String> {
-        self.record.borrow().rejections.clone()
+    /// What was wrong with the requests it refused by itself, for a test that tells it in its own words.
+    pub(crate) fn take_rejections(&self) -> Vec<String> {
+        let mut taken = Vec::new();
+        self.shared.record.send_modify(|record| taken = std::mem::take(&mut record.rejections));
+        taken
     }
 
     /// Waits for that many requests.
@@ -177,6 +182,15 @@ impl Upstream {
         let mut record = self.record.clone();
         let record = record.wait_for(|record| record.hang_ups.len() >= count).await.expect("the server runs");
         record.hang_ups.clone()
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let rejections = self.take_rejections();
+            assert!(rejections.is_empty(), "the model server refused requests: {rejections:#?}");
+        }
     }
 }
 
@@ -427,6 +441,16 @@ fn message_problems(messages: &[Value]) -> Vec<String> {
 
 fn is_function_name(name: &str) -> bool {
     (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+#[tokio::test]
+#[should_panic(expected = "the model server refused requests")]
+async fn a_refused_request_that_nobody_takes_note_of_fails_its_test() {
+    let upstream = Upstream::start(vec![Reply::Silence]).await;
+    let mut socket = TcpStream::connect(upstream.base_url["http://".len()..].split('/').next().unwrap()).await.unwrap();
+    socket.write_all(b"POST /v1/nowhere HTTP/1.1\r\nconnection: close\r\n\r\n").await.unwrap();
+    // The first bytes of the answer come after the note.
+    assert_ne!(socket.read(&mut [0; 64]).await.unwrap(), 0);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use hames::domain::{Run, RunStatus, TenantId};
-use hames::store::{ClaimedRun, NewRun, StepCommit, StoreError};
+use hames::domain::{EventKind, Run, RunStatus, RunStatusName, TenantId};
+use hames::store::{ClaimedRun, Committed, NewRun, StepCommit, StoreError};
 
 use super::{Database, after, claimed, create, events, is_fenced, run, stored};
 use crate::store::sample::{
@@ -45,7 +45,7 @@ pub(crate) async fn a_claimed_run_brings_everything_along<D: Database>() {
         ..after(stored(&new), &parked)
     };
     let transcript = vec![asking("", &["a"]), result("a", "1")];
-    assert_eq!(claims, [ClaimedRun { run, spec: new.spec, state: Some(parked.state), transcript }]);
+    assert_eq!(claims, [ClaimedRun { run, spec: new.spec, state: parked.state, transcript }]);
 }
 
 pub(crate) async fn parallel_claims_never_share_a_run<D: Database>() {
@@ -56,12 +56,7 @@ pub(crate) async fn parallel_claims_never_share_a_run<D: Database>() {
     }
     let claims = (0..30).map(|n| {
         let store = Arc::clone(&store);
-        async move {
-            match n % 3 {
-                0 => store.claim_run(&tenant(), id(n + 1), at(9)).await.unwrap().into_iter().collect(),
-                _ => store.claim_queued(3, at(9)).await.unwrap(),
-            }
-        }
+        async move { store.claim_queued(n % 3 + 1, at(9)).await.unwrap() }
     });
     let taken: Vec<ClaimedRun> = join_all(claims).await.into_iter().flatten().collect();
     let distinct: HashSet<_> = taken.iter().map(|claim| claim.run.id).collect();
@@ -69,16 +64,40 @@ pub(crate) async fn parallel_claims_never_share_a_run<D: Database>() {
     assert!(taken.iter().all(|claim| claim.run.generation == 1));
 }
 
-pub(crate) async fn one_run_is_claimed_out_of_order<D: Database>() {
+pub(crate) async fn a_run_is_loaded_without_being_taken<D: Database>() {
     let database = D::fresh().await;
     let store = database.store();
-    for new in [&queued(1), &queued(2), &running(3)] {
+    let (waiting, active) = (queued(1), running(2));
+    for new in [&waiting, &active] {
         create(&store, new).await;
+        let expected =
+            ClaimedRun { run: stored(new), spec: new.spec.clone(), state: new.state.clone(), transcript: Vec::new() };
+        for _ in 0..2 {
+            assert_eq!(store.load(&tenant(), new.run.id).await.unwrap(), Some(expected.clone()));
+        }
     }
-    assert_eq!(store.claim_run(&tenant(), id(2), at(9)).await.unwrap(), Some(claimed(&queued(2), at(9))));
-    assert_eq!(store.claim_run(&tenant(), id(2), at(9)).await.unwrap(), None);
-    assert_eq!(store.claim_run(&tenant(), id(3), at(9)).await.unwrap(), None);
-    assert_eq!(store.claim_queued(9, at(10)).await.unwrap(), [claimed(&queued(1), at(10))]);
+    assert_eq!(store.load(&TenantId::new("other"), id(1)).await.unwrap(), None);
+    // Whoever loaded it in the queue may end it, unless it was claimed in between.
+    let last = StepCommit { status: aborted(), state: None, ..step(&waiting, 0, vec![mark(1)]) };
+    store.claim_queued(1, at(9)).await.unwrap();
+    is_fenced(store.commit_step(last).await, &waiting, 0);
+}
+
+pub(crate) async fn a_run_that_nobody_can_go_on_with_is_ended<D: Database>() {
+    let database = D::fresh().await;
+    let store = database.store();
+    let new = running(1);
+    create(&store, &new).await;
+    store.end_unreadable(&TenantId::new("other"), id(1), "why", at(9)).await.unwrap();
+    assert_eq!(run(&store, &new).await, Some(stored(&new)));
+    store.end_unreadable(&tenant(), id(1), "why", at(9)).await.unwrap();
+    let ended = run(&store, &new).await.unwrap();
+    assert_eq!(ended.status.name(), RunStatusName::InternalError);
+    let log = events(&store, &new).await;
+    assert_eq!((log.last().unwrap().body.kind, ended.last_seq), (EventKind::RunEnd, log.len() as u64));
+    is_fenced(store.commit_step(step(&new, 1, vec![mark(1)])).await, &new, 1);
+    store.end_unreadable(&tenant(), id(1), "again", at(10)).await.unwrap();
+    assert_eq!(run(&store, &new).await, Some(ended));
 }
 
 pub(crate) async fn interrupted_runs_are_claimed_with_a_new_generation<D: Database>() {
@@ -137,6 +156,9 @@ pub(crate) async fn a_cancel_request_keeps_its_first_instant<D: Database>() {
         matches!(refused, Err(StoreError::CancelRequested { run, at: when }) if run == id(2) && when == at(50)),
         "{refused:?}"
     );
+    // Any other step is told of it.
+    let told = store.commit_step(step(&active, 1, vec![])).await.unwrap();
+    assert_eq!(told, Committed { events: vec![], cancel_requested_at: Some(at(50)) });
     let last = StepCommit { status: aborted(), cancel_requested_at: Some(at(50)), ..step(&active, 1, vec![mark(1)]) };
     store.commit_step(last.clone()).await.unwrap();
     let ended = Run { cancel_requested_at: Some(at(50)), ..after(stored(&active), &last) };
@@ -150,7 +172,7 @@ pub(crate) async fn what_was_acknowledged_outlives_a_crash<D: Database>() {
     let runs: Vec<NewRun> = (1..=50).map(running).collect();
     let acknowledged = join_all(runs.iter().map(|new| async {
         let mut log = store.create_run(new.clone()).await.unwrap();
-        log.extend(store.commit_step(step(new, 1, vec![mark(1)])).await.unwrap());
+        log.extend(store.commit_step(step(new, 1, vec![mark(1)])).await.unwrap().events);
         log
     }))
     .await;

@@ -17,7 +17,7 @@ pub(crate) async fn another_tenant_sees_nothing<D: Database>() {
         assert_eq!(store.run(&who, what).await.unwrap(), None);
         assert_eq!(store.events_after(&who, what, 0, 10).await.unwrap(), []);
         assert_eq!(store.transcript(&who, what).await.unwrap(), None);
-        assert_eq!(store.claim_run(&who, what, at(9)).await.unwrap(), None);
+        assert_eq!(store.load(&who, what).await.unwrap(), None);
         assert_eq!(store.request_cancel(&who, what, at(9)).await.unwrap(), None);
     }
     assert_eq!(store.list_runs(&TenantId::new("other"), &RunFilter::default(), None, 10).await.unwrap(), []);
@@ -32,7 +32,7 @@ pub(crate) async fn events_are_read_in_pages<D: Database>() {
     create(&store, &new).await;
     // More than fit one statement.
     let commit = step(&new, 1, (1..=100).map(mark).collect());
-    let returned = store.commit_step(commit).await.unwrap();
+    let returned = store.commit_step(commit).await.unwrap().events;
     let log = events(&store, &new).await;
     assert_eq!(log[2..], returned[..]);
     assert_eq!(log.iter().map(|event| event.seq).collect::<Vec<_>>(), (1..=102).collect::<Vec<_>>());
@@ -63,8 +63,9 @@ pub(crate) async fn any_text_reads_back_byte_for_byte<D: Database>() {
     new.state = Some(text.to_owned());
     create(&store, &new).await;
     let bodies = vec![said(asking(text, &["a"])), ended("a", text)];
-    let returned = store.commit_step(StepCommit { state: text.to_owned(), ..step(&new, 1, bodies.clone()) }).await;
-    assert_eq!(returned.unwrap(), numbered(&new, 3, at(5_000), &bodies));
+    let returned =
+        store.commit_step(StepCommit { state: Some(text.to_owned()), ..step(&new, 1, bodies.clone()) }).await;
+    assert_eq!(returned.unwrap().events, numbered(&new, 3, at(5_000), &bodies));
     assert_eq!(events(&store, &new).await[2..], numbered(&new, 3, at(5_000), &bodies));
     let transcript = vec![Message::user(text), asking(text, &["a"]), result("a", text)];
     assert_eq!(store.transcript(&new.run.tenant, id(1)).await.unwrap(), Some(transcript.clone()));
@@ -80,7 +81,7 @@ pub(crate) async fn any_text_reads_back_byte_for_byte<D: Database>() {
         assert_eq!(store.list_runs(&new.run.tenant, &filter, None, 9).await.unwrap(), std::slice::from_ref(&expected));
     }
     let end = store.commit_step(StepCommit { status: completed(), ..step(&new, 1, vec![]) }).await;
-    assert_eq!(end.unwrap(), []);
+    assert_eq!(end.unwrap().events, []);
     assert_eq!(run(&store, &new).await.map(|run| run.status), Some(completed()));
 }
 
@@ -92,7 +93,7 @@ pub(crate) async fn a_huge_result_reads_back<D: Database>() {
     let content = format!("{}ERROR: real cause", "0123456789\u{0}é\n".repeat(300_000));
     let bodies = vec![said(asking("x", &["a"])), ended("a", &content)];
     let (large, small) = tokio::join!(store.commit_step(step(&new, 1, bodies.clone())), store.create_run(queued(2)),);
-    assert_eq!(large.unwrap(), numbered(&new, 3, at(5_000), &bodies));
+    assert_eq!(large.unwrap().events, numbered(&new, 3, at(5_000), &bodies));
     small.unwrap();
     assert_eq!(events(&store, &new).await[2..], numbered(&new, 3, at(5_000), &bodies));
     let transcript = store.transcript(&tenant(), id(1)).await.unwrap().unwrap();

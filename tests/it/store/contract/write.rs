@@ -54,7 +54,7 @@ pub(crate) async fn a_step_stores_everything_together<D: Database>() {
     let new = running(1);
     create(&store, &new).await;
     let commit = step(&new, 1, vec![mark(1), mark(2)]);
-    let returned = store.commit_step(commit.clone()).await.unwrap();
+    let returned = store.commit_step(commit.clone()).await.unwrap().events;
     assert_eq!(returned, numbered(&new, 3, commit.time, &commit.events));
     let expected = after(stored(&new), &commit);
     assert_eq!(run(&store, &new).await, Some(expected.clone()));
@@ -66,7 +66,7 @@ pub(crate) async fn a_step_stores_everything_together<D: Database>() {
     let expected = ClaimedRun {
         run: Run { generation: 2, ..expected },
         spec: new.spec,
-        state: Some(commit.state),
+        state: commit.state,
         transcript: Vec::new(),
     };
     assert_eq!(claim, [expected]);
@@ -88,7 +88,6 @@ pub(crate) async fn an_end_is_final<D: Database>() {
     is_fenced(store.commit_step(StepCommit { status: aborted(), ..step(&new, 1, vec![]) }).await, &new, 1);
     is_fenced(store.commit_step(step(&new, 2, vec![mark(9)])).await, &new, 2);
     assert_eq!(store.request_cancel(&tenant(), id(1), at(9)).await.unwrap(), Some(finished.clone()));
-    assert_eq!(store.claim_run(&tenant(), id(1), at(9)).await.unwrap(), None);
     assert_eq!(store.claim_queued(10, at(9)).await.unwrap(), []);
     assert_eq!(store.claim_interrupted().await.unwrap(), []);
     assert_eq!(run(&store, &new).await, Some(finished));
@@ -131,7 +130,7 @@ pub(crate) async fn a_step_without_events_moves_the_run<D: Database>() {
     let new = running(1);
     create(&store, &new).await;
     let commit = step(&new, 1, vec![]);
-    assert_eq!(store.commit_step(commit.clone()).await.unwrap(), []);
+    assert_eq!(store.commit_step(commit.clone()).await.unwrap().events, []);
     assert_eq!(run(&store, &new).await, Some(after(stored(&new), &commit)));
 }
 
@@ -143,7 +142,7 @@ pub(crate) async fn parallel_steps_number_without_gaps<D: Database>() {
     create(&store, &new).await;
     let appends = (0..100).map(|n| {
         let (store, commit) = (Arc::clone(&store), step(&new, 1, vec![mark(2 * n), mark(2 * n + 1)]));
-        async move { store.commit_step(commit).await.unwrap() }
+        async move { store.commit_step(commit).await.unwrap().events }
     });
     let mut returned: Vec<Event> = join_all(appends).await.into_iter().flatten().collect();
     returned.sort_by_key(|event| event.seq);
@@ -165,8 +164,8 @@ pub(crate) async fn a_refused_step_leaves_others_whole<D: Database>() {
         let store = Arc::clone(&store);
         async move {
             match n % 3 {
-                0 => store.commit_step(step(new, 1, vec![mark(1)])).await,
-                1 => store.commit_step(step(new, 9, vec![mark(1)])).await,
+                0 => store.commit_step(step(new, 1, vec![mark(1)])).await.map(|done| done.events),
+                1 => store.commit_step(step(new, 9, vec![mark(1)])).await.map(|done| done.events),
                 _ => store.create_run(new.clone()).await,
             }
         }

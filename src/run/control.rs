@@ -1,0 +1,93 @@
+//! How runs at work are told to end.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::{RunId, Timestamp};
+
+/// A run at work, as seen by whoever wants it to end.
+#[derive(Debug, Default)]
+pub(super) struct Control {
+    cancelled: CancellationToken,
+    at: Mutex<Option<Timestamp>>,
+}
+
+impl Control {
+    /// The run was asked to end at this time. The first one counts.
+    pub(super) fn cancel(&self, at: Timestamp) {
+        lock(&self.at).get_or_insert(at);
+        self.cancelled.cancel();
+    }
+
+    /// Fires when the run was asked to end.
+    pub(super) const fn cancelled(&self) -> &CancellationToken {
+        &self.cancelled
+    }
+
+    /// When the run was asked to end.
+    pub(super) fn cancelled_at(&self) -> Option<Timestamp> {
+        *lock(&self.at)
+    }
+}
+
+/// The runs at work in this process.
+#[derive(Debug, Default)]
+pub(super) struct Active(Mutex<HashMap<RunId, Arc<Control>>>);
+
+/// A run's entry among the active ones; gone with it.
+pub(super) struct Registration {
+    active: Arc<Active>,
+    id: RunId,
+    control: Arc<Control>,
+}
+
+impl Active {
+    /// Enters a run.
+    pub(super) fn register(self: &Arc<Self>, id: RunId) -> Registration {
+        let control = Arc::new(Control::default());
+        lock(&self.0).insert(id, Arc::clone(&control));
+        Registration { active: Arc::clone(self), id, control }
+    }
+
+    /// Tells a run to end; `false` when it is not at work here.
+    pub(super) fn cancel(&self, id: RunId, at: Timestamp) -> bool {
+        let control = lock(&self.0).get(&id).cloned();
+        match control {
+            Some(control) => {
+                control.cancel(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+impl Registration {
+    /// The run.
+    pub(super) const fn id(&self) -> RunId {
+        self.id
+    }
+
+    /// How the run is told to end.
+    pub(super) const fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        lock(&self.active.0).remove(&self.id);
+    }
+}
+
+/// Each change under these locks is one assignment, so a panic elsewhere leaves nothing half-changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,198 @@
+//! The task of one run: built, driven, seen off. Whatever happens in it stays its own.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::{Instant, sleep};
+use tracing::Instrument;
+
+use super::commit::CommitError;
+use super::control::{Control, Registration};
+use super::driver::{DriveError, Driver, Timeline};
+use super::queue::Slot;
+use super::supervisor::Inner;
+use super::toolbox::RunTools;
+use crate::agent::{AgentState, IllFormed, Machine, estimate_head};
+use crate::domain::text::panic_text;
+use crate::domain::{Run, RunError, RunId, RunStatus, TenantId};
+use crate::store::{ClaimedRun, StoreError};
+
+/// How many queued runs are claimed in one go.
+const CLAIM_BATCH: usize = 64;
+/// How long to wait before another claim when the database fails.
+const CLAIM_RETRY: Duration = Duration::from_secs(1);
+
+/// What is stored of a run cannot be continued.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RestoreError {
+    #[error("the machine's state is unreadable: {0}")]
+    State(#[from] serde_json::Error),
+    #[error("the transcript is ill-formed: {0}")]
+    Transcript(#[from] IllFormed),
+}
+
+impl Inner {
+    /// Takes runs from the queue until the server stops.
+    pub(super) async fn take_from_queue(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stopping.cancelled() => return,
+                () = self.queue.changed() => {}
+            }
+            match AssertUnwindSafe(self.claim()).catch_unwind().await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "queued runs cannot be taken from the store");
+                    sleep(CLAIM_RETRY).await;
+                }
+                Err(panic) => {
+                    tracing::error!(error = panic_text(panic.as_ref()), "taking runs from the queue panicked");
+                    sleep(CLAIM_RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn claim(self: &Arc<Self>) -> Result<(), StoreError> {
+        let store = &self.services.store;
+        self.queue.recount(usize::try_from(store.queued().await?).unwrap_or(usize::MAX));
+        loop {
+            let slots = self.queue.slots_for_waiting(CLAIM_BATCH);
+            let asked = slots.len();
+            if asked == 0 || self.stopping.is_cancelled() {
+                return Ok(());
+            }
+            let limit = u32::try_from(asked).unwrap_or(u32::MAX);
+            let claimed = store.claim_queued(limit, self.services.clock.now()).await?;
+            let came = claimed.len();
+            self.queue.left(came);
+            for (claimed, slot) in claimed.into_iter().zip(slots) {
+                self.begin(claimed, slot);
+            }
+            if came < asked {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Goes on with a run that was claimed.
+    fn begin(self: &Arc<Self>, claimed: ClaimedRun, slot: Slot) {
+        let registration = self.active.register(claimed.run.id);
+        if let Some(at) = claimed.run.cancel_requested_at {
+            registration.control().cancel(at);
+        }
+        let (inner, control) = (Arc::clone(self), Arc::clone(registration.control()));
+        let tenant = claimed.run.tenant.clone();
+        self.spawn(registration, Some(slot), tenant, async move { inner.driver(claimed, &control) });
+    }
+
+    /// Builds the driver of a run. `control` is how the run is told to end.
+    pub(super) fn driver(
+        self: &Arc<Self>,
+        claimed: ClaimedRun,
+        control: &Arc<Control>,
+    ) -> Result<Driver, RestoreError> {
+        let ClaimedRun { run, spec, state, transcript } = claimed;
+        let tools = RunTools::new(Arc::clone(&self.services.registry), spec.tools.clone());
+        let head_tokens = estimate_head(spec.instructions.as_deref(), tools.specs());
+        let machine = match state {
+            None => Machine::new(spec, head_tokens)?,
+            Some(state) => {
+                let state: AgentState = serde_json::from_str(&state)?;
+                Machine::restore(spec, head_tokens, state, transcript, &tools)?
+            }
+        };
+        let now = self.services.clock.now();
+        let (started_at, left) = match &run.status {
+            RunStatus::Running { started_at, deadline_at } => (Some(*started_at), deadline_at.since(now)),
+            RunStatus::Queued | RunStatus::Finished { .. } => (None, Duration::ZERO),
+        };
+        Ok(Driver {
+            live: self.services.bus.live(run.id),
+            services: Arc::clone(&self.services),
+            run,
+            machine,
+            tools,
+            control: Arc::clone(control),
+            deadline: Instant::now() + left,
+            timeline: Timeline::new(now, started_at),
+        })
+    }
+
+    /// Starts the task of a run, in which its driver is built and driven.
+    pub(super) fn spawn(
+        self: &Arc<Self>,
+        registration: Registration,
+        slot: Option<Slot>,
+        tenant: TenantId,
+        driver: impl Future<Output = Result<Driver, RestoreError>> + Send + 'static,
+    ) {
+        let inner = Arc::clone(self);
+        let id = registration.id();
+        let span = tracing::info_span!("run", run_id = %id);
+        let task = async move {
+            let driven = AssertUnwindSafe(async { driver.await?.drive().await }).catch_unwind();
+            let result = tokio::select! {
+                biased;
+                () = inner.halted.cancelled() => return,
+                result = driven => result,
+            };
+            inner.settle(&tenant, id, result).await;
+            // In this order: whoever sees the slot free finds the run gone.
+            drop(registration);
+            drop(slot);
+        };
+        self.tasks.spawn(task.instrument(span));
+    }
+
+    /// Sees a run off whose task is over.
+    async fn settle(
+        self: &Arc<Self>,
+        tenant: &TenantId,
+        id: RunId,
+        result: Result<Result<Run, DriveError>, Box<dyn Any + Send>>,
+    ) {
+        match result {
+            Ok(Ok(run)) => {
+                let status = run.status.name().as_str();
+                tracing::info!(status, steps = run.steps, tool_calls = run.tool_calls, "run ended");
+            }
+            Ok(Err(DriveError::Commit(CommitError::Store(error @ StoreError::Fenced { .. })))) => {
+                tracing::warn!(%error, "another worker has the run; this one lets go");
+                return;
+            }
+            Ok(Err(error)) => {
+                tracing::error!(%error, "the run cannot go on");
+                let error = RunError { code: "internal".to_owned(), message: error.to_string(), retryable: true };
+                self.end_broken(tenant, id, error).await;
+            }
+            Err(panic) => {
+                let message = panic_text(panic.as_ref());
+                tracing::error!(error = message, "the run's task panicked");
+                let message = format!("hames panicked while it worked on this run: {message}");
+                let error = RunError { code: "panicked".to_owned(), message, retryable: false };
+                self.end_broken(tenant, id, error).await;
+            }
+        }
+        self.clean_up(id).await;
+    }
+
+    /// Removes what a run had to itself.
+    pub(super) async fn clean_up(&self, id: RunId) {
+        let path = self.services.scratch_path(id);
+        let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        })
+        .await;
+        match removed {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the run's own workspace could not be removed"),
+            Err(error) => tracing::warn!(%error, "removing the run's own workspace failed"),
+        }
+    }
+}
