@@ -40,14 +40,17 @@ impl<S: Send + Sync> FromRequestParts<S> for RunPath {
     }
 }
 
-/// Room for one more run, asked for before the body is read: a request that would be refused costs nothing.
-pub(super) struct Room;
+/// Whose request for a run it is, when there is room for one more. Asked before the body is read: a request that
+/// would be refused costs nothing.
+pub(super) struct Admitted(pub(super) TenantId);
 
-impl FromRequestParts<HttpState> for Room {
+impl FromRequestParts<HttpState> for Admitted {
     type Rejection = Problem;
 
-    async fn from_request_parts(_: &mut Parts, state: &HttpState) -> Result<Self, Problem> {
-        Ok(state.parts().supervisor.has_room().map(|()| Self)?)
+    async fn from_request_parts(parts: &mut Parts, state: &HttpState) -> Result<Self, Problem> {
+        let Tenant(tenant) = Tenant::from_request_parts(parts, state).await?;
+        state.parts().supervisor.has_room()?;
+        Ok(Self(tenant))
     }
 }
 

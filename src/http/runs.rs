@@ -12,7 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::events;
-use super::extract::{JsonBody, Rejection, Room, RunPath, Tenant};
+use super::extract::{Admitted, JsonBody, Rejection, RunPath, Tenant};
 use super::negotiate::{Form, MAX_WAIT_SECONDS, Prefer};
 use super::page;
 use super::problem::{Problem, ProblemCode, shown};
@@ -66,11 +66,10 @@ const MAX_LABELS: usize = 32;
     ))]
 pub(super) async fn create(
     Query(NoQuery): Query<NoQuery>,
-    Tenant(tenant): Tenant,
+    Admitted(tenant): Admitted,
     form: Form,
     prefer: Prefer,
     State(state): State<HttpState>,
-    Room: Room,
     headers: HeaderMap,
     JsonBody(request): JsonBody<RunRequest>,
 ) -> Result<Response, Rejection> {

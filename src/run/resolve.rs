@@ -13,6 +13,8 @@ use crate::tool::registry::Registry;
 /// Least `context.max_tool_result_chars`: below it the marker of a cut would crowd out the result.
 const MIN_TOOL_RESULT_CHARS: usize = 200;
 const DEFAULT_TOOL_RESULT_CHARS: usize = 8_000;
+/// Most entries of `tools`; each may be a pattern that has to be compiled.
+const MAX_TOOL_PATTERNS: usize = 128;
 const MAX_METADATA: usize = 32;
 const MAX_METADATA_KEY: usize = 64;
 const MAX_METADATA_VALUE: usize = 512;
@@ -113,6 +115,11 @@ fn choose_tools(
     errors: &mut Vec<FieldError>,
 ) -> Vec<ToolName> {
     let Some(asked) = asked else { return agent.tools.clone() };
+    if asked.len() > MAX_TOOL_PATTERNS {
+        let message = format!("{} entries are given; at most {MAX_TOOL_PATTERNS} are allowed", asked.len());
+        errors.push(FieldError::new("$.tools", message));
+        return Vec::new();
+    }
     let mut chosen = Vec::new();
     for (index, pattern) in asked.iter().enumerate() {
         let path = format!("$.tools[{index}]");

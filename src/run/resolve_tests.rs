@@ -130,4 +130,5 @@ fn input_has_to_be_something_to_answer() {
         assert_eq!(world.wrong(json!({"input": input})), [path]);
     }
     assert_eq!(world.wrong(json!({"input": "x", "agent": "nobody"})), ["$.agent"]);
+    assert_eq!(world.wrong(json!({"input": "x", "tools": vec!["read_*"; 129]})), ["$.tools"]);
 }

@@ -126,11 +126,14 @@ impl ChatDecoder {
             match json::piece(content) {
                 Some(text) if text.is_empty() => {}
                 Some(text) => out.push(Fragment::Text(text)),
-                None => content_parts(content, out),
+                None => content_parts(list_or_null("content", content)?, out),
             }
         }
         if let Some(refusal) = delta.string("refusal") {
             self.refusal.push_str(&refusal);
+        }
+        if let Some(calls) = delta.get("tool_calls") {
+            list_or_null("tool_calls", calls)?;
         }
         let calls: Vec<_> =
             delta.items("tool_calls").into_iter().filter_map(Fields::of).map(|c| read_call(&c)).collect();
@@ -159,6 +162,14 @@ impl ChatDecoder {
             }
         }
         details.into_iter().try_for_each(|detail| self.details.merge(detail))
+    }
+}
+
+/// A field of the envelope that is a list or nothing; anything else is no response.
+fn list_or_null<'a>(name: &str, value: &'a RawValue) -> Result<&'a RawValue, StreamError> {
+    match value.get().as_bytes().first() {
+        Some(b'[' | b'n') => Ok(value),
+        Some(_) | None => Err(StreamError::Unreadable(format!("`{name}` is neither a list nor null: {}", value.get()))),
     }
 }
 

@@ -55,7 +55,7 @@ fn chunks_become_fragments() {
         ),
         (json!({"choices": null, "object": "ping"}), vec![]),
         (json!({}), vec![]),
-        (delta(json!({"content": 7, "tool_calls": "no", "reasoning": {}})), vec![]),
+        (delta(json!({"reasoning": {}})), vec![]),
         (json!({"choices": [], "error": null, "usage": null}), vec![]),
     ] {
         assert_eq!(fragments(std::slice::from_ref(&chunk)), expected, "{chunk}");
@@ -258,4 +258,18 @@ fn a_whole_answer_is_read_like_a_chunk() {
     let error = ChatDecoder::default().whole(r#"{"error":{"message":"no","code":503}}"#, &mut Vec::new());
     assert!(matches!(error, Err(StreamError::Provider(_))));
     assert!(matches!(ChatDecoder::default().whole(r#"{"id":1}"#, &mut Vec::new()), Err(StreamError::Unreadable(_))));
+}
+
+#[test]
+fn content_is_text_and_calls_are_a_list() {
+    for field in ["content", "tool_calls"] {
+        for wrong in [json!({"a": 1}), json!(7), json!(true)] {
+            let decoded = decode(&[delta(json!({ field: wrong }))]);
+            assert!(matches!(decoded, Err(StreamError::Unreadable(_))), "{field}: {decoded:?}");
+        }
+        for nothing in [json!(null), json!([])] {
+            assert_eq!(fragments(&[delta(json!({ field: nothing }))]), []);
+        }
+    }
+    assert!(matches!(decode(&[delta(json!({"tool_calls": "x"}))]), Err(StreamError::Unreadable(_))));
 }
