@@ -9,8 +9,8 @@ use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use futures_util::stream;
+use bytes::{Bytes, BytesMut};
+use futures_util::{FutureExt, stream};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 use utoipa::ToSchema;
@@ -39,6 +39,9 @@ const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Events read from the store at once for a JSON page.
 const PAGE_STEP: u32 = 20;
+
+/// Bytes of frames that are joined for one write.
+const JOINED_BYTES: usize = 16 * 1024;
 
 /// Which events.
 pub(super) struct EventsQuery {
@@ -152,7 +155,8 @@ pub(super) fn stream(state: &HttpState, run: RunId, subscription: Subscription) 
     let feed = Feed { subscription, run, closing: state.parts().stages.closing.clone() };
     let frames = stream::unfold(feed, |mut feed| async move {
         let frame = feed.next().await?;
-        Some((Ok::<_, Infallible>(frame), feed))
+        let bytes = feed.with_what_is_ready(frame);
+        Some((Ok::<_, Infallible>(bytes), feed))
     });
     let headers = [(CONTENT_TYPE, EVENT_STREAM), (CACHE_CONTROL, "no-cache"), (ACCEL_BUFFERING, "no")];
     (headers, Body::from_stream(frames)).into_response()
@@ -179,6 +183,22 @@ impl Feed {
             tracing::error!(run_id = %self.run, error = %error, "an event stream ends early: the log cannot be read");
             None
         })
+    }
+
+    /// Puts frames that need no waiting behind the first one, so that a reader who is behind costs one write and not
+    /// one for each. A frame that is alone stays shared with other readers.
+    fn with_what_is_ready(&mut self, first: Bytes) -> Bytes {
+        let mut joined = BytesMut::new();
+        // An end or an error is met again by the next call.
+        while joined.len() < JOINED_BYTES
+            && let Some(Ok(Some(frame))) = self.subscription.next().now_or_never()
+        {
+            if joined.is_empty() {
+                joined.extend_from_slice(&first);
+            }
+            joined.extend_from_slice(&frame);
+        }
+        if joined.is_empty() { first } else { joined.freeze() }
     }
 }
 

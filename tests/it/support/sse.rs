@@ -104,12 +104,15 @@ pub(crate) struct SseClient {
     response: Response,
     decoder: Decoder,
     ready: std::collections::VecDeque<Frame>,
+    /// The id of the last frame that was given out and had one.
+    last_id: String,
 }
 
 impl SseClient {
     pub(crate) fn new(client: ApiClient, path: &str, last_id: &str, response: Response) -> Self {
         let decoder = Decoder { last_id: last_id.to_owned(), ..Decoder::default() };
-        Self { client, path: path.to_owned(), response, decoder, ready: Default::default() }
+        let last_id = last_id.to_owned();
+        Self { client, path: path.to_owned(), response, decoder, ready: Default::default(), last_id }
     }
 
     /// The next event; `None` when the server ended the stream.
@@ -119,6 +122,9 @@ impl SseClient {
             self.ready.extend(self.decoder.push(&bytes));
         }
         let frame = self.ready.pop_front()?;
+        if let Some(id) = &frame.id {
+            self.last_id.clone_from(id);
+        }
         if frame.seq().is_some() {
             self.client.contract().check_schema("event", "Event", &frame.json());
         }
@@ -134,9 +140,9 @@ impl SseClient {
         frames
     }
 
-    /// What a browser would send as `Last-Event-ID` now.
+    /// What a browser that has handled the frames given out would send as `Last-Event-ID` now.
     pub(crate) fn last_id(&self) -> &str {
-        &self.decoder.last_id
+        &self.last_id
     }
 
     /// The answer's headers.
@@ -146,9 +152,9 @@ impl SseClient {
 
     /// Drops the connection and connects again where this one stood.
     pub(crate) async fn reconnect(self) -> Result<Self, Box<Answer>> {
-        let Self { client, path, response, decoder, .. } = self;
+        let Self { client, path, response, last_id, .. } = self;
         drop(response);
-        let id = Some(decoder.last_id.as_str()).filter(|id| !id.is_empty());
+        let id = Some(last_id.as_str()).filter(|id| !id.is_empty());
         client.stream(&path, id).await
     }
 }
