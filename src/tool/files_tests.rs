@@ -26,6 +26,10 @@ struct Tools {
 
 impl Tools {
     fn new() -> Self {
+        Self::on(&Threads::new(MAX_THREADS), &Threads::new(MAX_SEARCHES))
+    }
+
+    fn on(threads: &Threads, searches: &Threads) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let workspace = Workspace::scratch(&dir.path().join("ws")).unwrap();
         let ctx = ToolCtx {
@@ -36,7 +40,7 @@ impl Tools {
             cancel: CancellationToken::new(),
             progress: Arc::new(NoProgress),
         };
-        Self { dir, registry: Registry::new(file_tools()).unwrap(), ctx }
+        Self { dir, registry: Registry::new(tools_on(threads, searches)).unwrap(), ctx }
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -352,6 +356,128 @@ async fn search_results_are_bounded_and_long_lines_are_cut_around_the_match() {
     assert!(text.len() < 21_000 && text.contains("stopped"), "{}", text.len());
     tools.put("evil", "a".repeat(200_000) + "!");
     assert!(tools.ok("search_files", json!({"pattern": "(a+)+$", "path": "evil"})).await.starts_with("[0 matches"));
+}
+
+/// The work of a pattern grows with its size times that of a line, and the engine cannot be interrupted.
+#[tokio::test]
+async fn a_search_ends_in_its_time_whatever_the_pattern_and_the_line() {
+    let searches = Threads::new(1);
+    let mut tools = Tools::on(&Threads::new(1), &searches);
+    tools.put("line", "ab".repeat(4 * 1024 * 1024));
+    tools.ctx.timeout = Duration::from_millis(500);
+    let given = json!({"pattern": "[ab]*a[ab]{2500}c"});
+    let text = tools.ok("search_files", given.clone()).await;
+    assert!(
+        text.starts_with("[0 matches in 1 file searched; 1 long line searched in parts, where a match over "),
+        "{text}"
+    );
+    assert!(text.contains(" ms, as the time of the call is nearly over"), "{text}");
+    assert_eq!(searches.0.available_permits(), 1);
+
+    // Nobody waits for it any more: the thread ends all the same.
+    tools.ctx.timeout = Duration::MAX;
+    let cancel = tools.ctx.cancel.clone();
+    assert!(futures_util::poll!(std::pin::pin!(tools.call("search_files", given))).is_pending());
+    assert_eq!(searches.0.available_permits(), 0);
+    cancel.cancel();
+    drop(searches.0.acquire().await.unwrap());
+
+    let mut refused = tools;
+    refused.ctx.cancel = CancellationToken::new();
+    assert_eq!(
+        refused.err("search_files", json!({"pattern": "[ab]*a[ab]{12000}c"})).await,
+        "`pattern` is not a usable regular expression: compiled it is larger than 256 KiB; use fewer or smaller \
+         repetitions. Set `literal` to search for it as plain text."
+    );
+}
+
+#[tokio::test]
+async fn a_pattern_sees_the_line_and_not_its_parts() {
+    let tools = Tools::new();
+    let mut line = "x".repeat(300_000);
+    line.replace_range(150_000..150_006, "needle");
+    tools.put("line", &line);
+    for pattern in ["^needle", "needle$", "^x{10}n", r"\bneedle", r"needle\b", r"x$\n"] {
+        let text = tools.ok("search_files", json!({"pattern": pattern})).await;
+        assert_eq!(
+            text,
+            "[0 matches in 1 file searched; 1 long line searched in parts, where a match over 32768 bytes can be \
+             missed]\n",
+            "{pattern}"
+        );
+    }
+    for pattern in ["^x+", "x+$", r"\Bneedle\B", "x{400}.*needle.*x{400}"] {
+        let text = tools.ok("search_files", json!({"pattern": pattern})).await;
+        assert!(text.starts_with("line:1: ") && text.contains("[1 match in 1 file searched"), "{pattern}: {text}");
+    }
+}
+
+/// Notes of running work: tells when it begins and holds it until it may go on.
+struct Gate {
+    entered: tokio::sync::mpsc::UnboundedSender<()>,
+    open: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl super::super::ProgressSink for Gate {
+    fn progress(&self, _call_id: &str, _text: &str) {
+        self.entered.send(()).unwrap();
+        self.open.lock().unwrap().recv().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn calls_share_a_bounded_number_of_threads_until_their_work_returns() {
+    let (entered, mut has_entered) = tokio::sync::mpsc::unbounded_channel();
+    let (open, opened) = std::sync::mpsc::channel();
+    let tools = Tools::new();
+    let threads = Threads::new(2);
+    let mut ctx = tools.ctx.clone();
+    ctx.progress = Arc::new(Gate { entered, open: std::sync::Mutex::new(opened) });
+    let call = |ctx: &ToolCtx| {
+        let (threads, ctx) = (threads.clone(), ctx.clone());
+        async move {
+            threads
+                .run(ctx, (), |ctx, ()| {
+                    ctx.progress.progress("", "");
+                    Ok(format!("{:?}", ctx.timeout))
+                })
+                .await
+        }
+    };
+    let mut calls: Vec<_> = (0..20).map(|_| Box::pin(call(&ctx))).collect();
+    for call in &mut calls {
+        assert!(futures_util::poll!(call).is_pending());
+    }
+    has_entered.recv().await.unwrap();
+    has_entered.recv().await.unwrap();
+    // All are abandoned; the two that run hold their threads, and the others have never begun.
+    drop(calls);
+    assert_eq!(threads.0.available_permits(), 0);
+    let mut waits = ctx.clone();
+    waits.cancel = CancellationToken::new();
+    let mut waiting = std::pin::pin!(call(&waits));
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    waits.cancel.cancel();
+    let text = "The call was stopped while it waited for a free thread; nothing was done.";
+    assert_eq!(waiting.await, Err(ToolError::Respond(text.to_owned())));
+    open.send(()).unwrap();
+    open.send(()).unwrap();
+    drop(threads.0.acquire_many(2).await.unwrap());
+    assert!(has_entered.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_a_thread_counts_against_the_time_of_a_call() {
+    let mut tools = Tools::new();
+    tools.ctx.timeout = Duration::from_secs(30);
+    let threads = Threads::new(1);
+    let permit = Arc::clone(&threads.0).acquire_owned().await.unwrap();
+    let call = threads.run(tools.ctx.clone(), (), |ctx, ()| Ok(format!("{:?}", ctx.timeout)));
+    let release = async {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        drop(permit);
+    };
+    assert_eq!(tokio::join!(call, release).0, Ok("20s".to_owned()));
 }
 
 #[tokio::test]

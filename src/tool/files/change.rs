@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::super::workspace::{Replaced, shown_path};
-use super::{Tool, ToolCtx, ToolError, built_in, count};
+use super::{Threads, Tool, ToolCtx, ToolError, built_in, count};
 use crate::domain::Effect;
 use crate::domain::text::shown;
 
@@ -45,7 +45,7 @@ size limit, paths that lead out of the workspace, directories, symbolic links, p
 changes the file at the same time. To create a file or replace all of it use write_file.";
 
 /// The tool that writes whole files. Writing the same content again changes nothing more, so it may be repeated.
-pub(super) fn write_file() -> Arc<dyn Tool> {
+pub(super) fn write_file(threads: Threads) -> Arc<dyn Tool> {
     let parameters = json!({
         "type": "object",
         "properties": {
@@ -55,7 +55,7 @@ pub(super) fn write_file() -> Arc<dyn Tool> {
         "required": ["path", "content"],
         "additionalProperties": false
     });
-    built_in("write_file", WRITE_DESCRIPTION, parameters, Effect::Idempotent, write)
+    built_in("write_file", WRITE_DESCRIPTION, parameters, Effect::Idempotent, threads, write)
 }
 
 #[derive(Deserialize)]
@@ -75,7 +75,7 @@ fn write(ctx: &ToolCtx, args: WriteArgs) -> Result<String, ToolError> {
 }
 
 /// The tool that replaces a text in a file. A repeat could hit another place, so it is never repeated by itself.
-pub(super) fn edit_file() -> Arc<dyn Tool> {
+pub(super) fn edit_file(threads: Threads) -> Arc<dyn Tool> {
     let parameters = json!({
         "type": "object",
         "properties": {
@@ -86,7 +86,7 @@ pub(super) fn edit_file() -> Arc<dyn Tool> {
         "required": ["path", "old_text", "new_text"],
         "additionalProperties": false
     });
-    built_in("edit_file", EDIT_DESCRIPTION, parameters, Effect::SideEffect, edit)
+    built_in("edit_file", EDIT_DESCRIPTION, parameters, Effect::SideEffect, threads, edit)
 }
 
 #[derive(Deserialize)]

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::super::workspace::{Entry, Kind, shown_path};
-use super::{Tool, ToolCtx, ToolError, built_in, count, here};
+use super::{Threads, Tool, ToolCtx, ToolError, built_in, count, here};
 use crate::domain::Effect;
 use crate::domain::text::shown;
 
@@ -25,7 +25,7 @@ on with `after`. It fails for files (use read_file), for paths that do not exist
 workspace. To find files anywhere below a directory use search_files.";
 
 /// The tool.
-pub(super) fn tool() -> Arc<dyn Tool> {
+pub(super) fn tool(threads: Threads) -> Arc<dyn Tool> {
     let parameters = json!({
         "type": "object",
         "properties": {
@@ -34,7 +34,7 @@ pub(super) fn tool() -> Arc<dyn Tool> {
         },
         "additionalProperties": false
     });
-    built_in("list_dir", DESCRIPTION, parameters, Effect::ReadOnly, list)
+    built_in("list_dir", DESCRIPTION, parameters, Effect::ReadOnly, threads, list)
 }
 
 #[derive(Deserialize)]

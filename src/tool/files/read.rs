@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::super::utf8::{cut_end, cut_start};
 use super::super::workspace::{AccessError, shown_path};
-use super::{SNIFFED, Tool, ToolCtx, ToolError, built_in, count, looks_binary, whole};
+use super::{SNIFFED, Threads, Tool, ToolCtx, ToolError, built_in, count, looks_binary, whole};
 use crate::domain::Effect;
 
 /// Most lines of one call.
@@ -35,7 +35,7 @@ start), for directories (use list_dir), pipes and devices, for paths that do not
 for lines of files over 64 MiB (use bytes). To find a place in a file or a file by its content use search_files.";
 
 /// The tool.
-pub(super) fn tool() -> Arc<dyn Tool> {
+pub(super) fn tool(threads: Threads) -> Arc<dyn Tool> {
     let parameters = json!({
         "type": "object",
         "properties": {
@@ -48,7 +48,7 @@ pub(super) fn tool() -> Arc<dyn Tool> {
         "required": ["path"],
         "additionalProperties": false
     });
-    built_in("read_file", DESCRIPTION, parameters, Effect::ReadOnly, read)
+    built_in("read_file", DESCRIPTION, parameters, Effect::ReadOnly, threads, read)
 }
 
 #[derive(Deserialize)]

@@ -1,18 +1,19 @@
 //! search_files: lines that match, in many files.
 
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::time::Duration;
 
 use globset::{GlobBuilder, GlobMatcher};
-use regex::bytes::{Regex, RegexBuilder};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::super::time_to_return;
 use super::super::workspace::{Found, Kind};
-use super::{Tool, ToolCtx, ToolError, built_in, count, here, looks_binary};
+use super::line::{BUFFER, Lines};
+use super::pattern::Pattern;
+use super::{SNIFFED, Threads, Tool, ToolCtx, ToolError, built_in, count, here, looks_binary};
 use crate::domain::Effect;
 use crate::domain::text::shown;
 
@@ -30,12 +31,8 @@ const MAX_BYTES: u64 = 512 * 1024 * 1024;
 const MAX_VISITED: usize = 200_000;
 /// Most time of one call.
 const MAX_TIME: Duration = Duration::from_secs(20);
-/// Largest compiled regular expression, in bytes.
-const MAX_REGEX_BYTES: usize = 256 * 1024;
-/// How many lines are searched between two looks at the clock.
-const LINES_PER_CHECK: usize = 512;
-/// A line that is this long is a reason to look at the clock by itself, in bytes.
-const LONG_LINE: usize = 8_192;
+/// What a line counts for at least, in bytes, until the next look at the clock.
+const LEAST_WORK: usize = 64;
 /// Most Unicode scalar values shown of the path of a match; it has to be given to read_file.
 const MAX_PATH: usize = 1_000;
 
@@ -50,13 +47,14 @@ search, the whole workspace when absent. `glob` limits the files: without a slas
 (`*.rs`), with one to its path from the workspace (`src/**/*.rs`).
 
 The last line, in square brackets, says what was searched and what was left out: binary files, files over 8 MiB, what \
-cannot be read. `.git` is searched only when `path` leads into it, and symbolic links are not followed. It stops after \
+cannot be read. Long lines are searched in parts, so a match longer than half a part can be missed; a part has 64 KiB, or \
+less for a large pattern but at least 1 KiB, and the last line says so when it happened. `.git` is searched only when `path` leads into it, and symbolic links are not followed. It stops after \
 100 matches, 512 MiB or 20 seconds, or when the time of the call is nearly over, and says so; then narrow the pattern, the glob or the path. It fails for a pattern or \
-glob that cannot be read, and for a `path` that does not exist or leads out of the workspace. To see more around a match \
+glob that cannot be read, for a pattern that is too large when compiled, and for a `path` that does not exist or leads out of the workspace. To see more around a match \
 use read_file with `start_line`.";
 
 /// The tool.
-pub(super) fn tool() -> Arc<dyn Tool> {
+pub(super) fn tool(threads: Threads) -> Arc<dyn Tool> {
     let parameters = json!({
         "type": "object",
         "properties": {
@@ -70,7 +68,7 @@ pub(super) fn tool() -> Arc<dyn Tool> {
         "required": ["pattern"],
         "additionalProperties": false
     });
-    built_in("search_files", DESCRIPTION, parameters, Effect::ReadOnly, search)
+    built_in("search_files", DESCRIPTION, parameters, Effect::ReadOnly, threads, search)
 }
 
 #[derive(Deserialize)]
@@ -91,16 +89,16 @@ fn search(ctx: &ToolCtx, args: Args) -> Result<String, ToolError> {
 
 /// What to look for.
 struct Query {
-    lines: Lines,
+    wanted: Wanted,
     files: Option<(GlobMatcher, Against)>,
 }
 
 /// What to look for in a file.
-enum Lines {
+enum Wanted {
     /// Nothing: the file itself is what is wanted.
     Names,
     /// Lines that match.
-    Matching(Regex),
+    Lines(Box<Pattern>),
 }
 
 /// What a glob is compared with.
@@ -111,25 +109,21 @@ enum Against {
 
 impl Query {
     fn new(args: &Args) -> Result<Self, ToolError> {
-        let lines = if args.pattern.is_empty() {
+        let wanted = if args.pattern.is_empty() {
             if args.glob.is_none() {
                 return Err(ToolError::Respond(
                     "Give a `pattern` to find, or a `glob` to list files by name.".to_owned(),
                 ));
             }
-            Lines::Names
+            Wanted::Names
         } else {
             let source = if args.literal { regex::escape(&args.pattern) } else { args.pattern.clone() };
-            let regex = RegexBuilder::new(&source)
-                .case_insensitive(args.ignore_case)
-                .size_limit(MAX_REGEX_BYTES)
-                .build()
-                .map_err(|error| {
-                    ToolError::Respond(format!(
-                        "`pattern` is not a usable regular expression: {error}. Set `literal` to search for it as plain text."
-                    ))
-                })?;
-            Lines::Matching(regex)
+            let pattern = Pattern::new(&source, args.ignore_case).map_err(|error| {
+                ToolError::Respond(format!(
+                    "`pattern` is not a usable regular expression: {error}. Set `literal` to search for it as plain text."
+                ))
+            })?;
+            Wanted::Lines(Box::new(pattern))
         };
         let files = match &args.glob {
             None => None,
@@ -142,7 +136,7 @@ impl Query {
                 Some((matcher, if glob.contains('/') { Against::Path } else { Against::Name }))
             }
         };
-        Ok(Self { lines, files })
+        Ok(Self { wanted, files })
     }
 
     fn wants(&self, found: &Found) -> bool {
@@ -177,6 +171,10 @@ struct Search<'a> {
     binary: usize,
     huge: usize,
     unreadable: usize,
+    /// Lines that were searched in parts.
+    parted: usize,
+    /// Bytes searched since the last look at the clock.
+    unwatched: usize,
 }
 
 impl<'a> Search<'a> {
@@ -195,12 +193,15 @@ impl<'a> Search<'a> {
             binary: 0,
             huge: 0,
             unreadable: 0,
+            parted: 0,
+            unwatched: 0,
         }
     }
 
     fn run(mut self, path: &str) -> Result<String, ToolError> {
         let workspace = Arc::clone(&self.ctx.workspace);
         let mut walk = workspace.walk(path)?;
+        let mut buffer = vec![0; BUFFER];
         let mut stop = None;
         let mut visited = 0;
         while let Some(found) = walk.next() {
@@ -214,7 +215,7 @@ impl<'a> Search<'a> {
                     walk.leave_out(&found.path);
                 }
                 Kind::File if self.query.wants(&found) => {
-                    stop = self.file(&found);
+                    stop = self.file(&found, &mut buffer);
                     if stop.is_some() {
                         break;
                     }
@@ -243,47 +244,18 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn file(&mut self, found: &Found) -> Option<Stop> {
-        let path = shown(&found.path.to_string_lossy(), MAX_PATH);
-        let regex = match &self.query.lines {
-            Lines::Names => {
+    fn file(&mut self, found: &Found, buffer: &mut [u8]) -> Option<Stop> {
+        let window = match &self.query.wanted {
+            Wanted::Names => {
                 self.searched += 1;
                 self.matches += 1;
-                self.text.push_str(&path);
+                self.text.push_str(&shown(&found.path.to_string_lossy(), MAX_PATH));
                 self.text.push('\n');
                 return None;
             }
-            Lines::Matching(regex) => regex.clone(),
+            Wanted::Lines(pattern) => pattern.window(),
         };
         // What is not read has no lines; the search goes on.
-        let content = self.content(found)?;
-        self.searched += 1;
-        if content.is_empty() {
-            return None;
-        }
-        // What follows the last newline is not a line.
-        let content = content.strip_suffix(b"\n").unwrap_or(&content);
-        for (index, line) in content.split(|byte| *byte == b'\n').enumerate() {
-            if index % LINES_PER_CHECK == 0 || line.len() > LONG_LINE {
-                let stop = self.stop();
-                if stop.is_some() {
-                    return stop;
-                }
-            }
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            if let Some(hit) = regex.find(line) {
-                self.matches += 1;
-                self.text.push_str(&format!("{path}:{}: {}\n", index + 1, around(line, hit.start(), hit.end())));
-                if self.matches >= MAX_MATCHES || self.text.len() >= MAX_TEXT {
-                    return Some(Stop::Matches);
-                }
-            }
-        }
-        None
-    }
-
-    /// The content of a text file that is not too large; what is not is counted.
-    fn content(&mut self, found: &Found) -> Option<Vec<u8>> {
         let Ok((file, metadata)) = self.ctx.workspace.found(found) else {
             self.unreadable += 1;
             return None;
@@ -292,23 +264,52 @@ impl<'a> Search<'a> {
             self.huge += 1;
             return None;
         }
-        let mut content = Vec::new();
-        if file.take(MAX_FILE_BYTES).read_to_end(&mut content).is_err() {
+        let mut lines = Lines::new(file.take(MAX_FILE_BYTES), buffer, window);
+        let stop = self.lines(found, &mut lines);
+        self.bytes += lines.bytes();
+        stop.unwrap_or_else(|_| {
             self.unreadable += 1;
-            return None;
-        }
-        self.bytes += u64::try_from(content.len()).unwrap_or(u64::MAX);
-        if looks_binary(&content) {
+            None
+        })
+    }
+
+    /// Searches the lines of a file.
+    fn lines(&mut self, found: &Found, lines: &mut Lines<'_, impl io::Read>) -> io::Result<Option<Stop>> {
+        if looks_binary(lines.start(SNIFFED)?) {
             self.binary += 1;
-            return None;
+            return Ok(None);
         }
-        Some(content)
+        self.searched += 1;
+        while let Some(piece) = lines.next()? {
+            let Wanted::Lines(pattern) = &mut self.query.wanted else { return Ok(None) };
+            self.unwatched += piece.span.len().max(LEAST_WORK);
+            self.parted += usize::from(piece.is_first_of_many());
+            let is_due = self.unwatched >= pattern.window();
+            if let Some(hit) = pattern.find(&piece) {
+                let path = shown(&found.path.to_string_lossy(), MAX_PATH);
+                let line = around(piece.text, hit.start(), hit.end());
+                self.text.push_str(&format!("{path}:{}: {line}\n", piece.number));
+                self.matches += 1;
+                lines.leave_out_rest()?;
+                if self.matches >= MAX_MATCHES || self.text.len() >= MAX_TEXT {
+                    return Ok(Some(Stop::Matches));
+                }
+            }
+            if is_due {
+                self.unwatched = 0;
+                let stop = self.stop();
+                if stop.is_some() {
+                    return Ok(stop);
+                }
+            }
+        }
+        Ok(None)
     }
 
     fn report(mut self, stop: Option<Stop>) -> String {
-        let mut notes = vec![match self.query.lines {
-            Lines::Names => count(self.matches, "file"),
-            Lines::Matching(_) => {
+        let mut notes = vec![match self.query.wanted {
+            Wanted::Names => count(self.matches, "file"),
+            Wanted::Lines(_) => {
                 format!("{} in {} searched", count(self.matches, "match"), count(self.searched, "file"))
             }
         }];
@@ -320,6 +321,13 @@ impl<'a> Search<'a> {
                 .collect();
         if !skipped.is_empty() {
             notes.push(format!("left out: {}", skipped.join(", ")));
+        }
+        if let (Wanted::Lines(pattern), 1..) = (&self.query.wanted, self.parted) {
+            notes.push(format!(
+                "{} searched in parts, where a match over {} bytes can be missed",
+                count(self.parted, "long line"),
+                pattern.window() / 2
+            ));
         }
         let why = match stop {
             None => None,
