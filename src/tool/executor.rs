@@ -1,5 +1,6 @@
 //! Runs a group of calls that may overlap and gives each exactly one outcome, whatever its tool does.
 //!
+//! A bounded number of calls run at the same time, in the order of the calls; each has its time from its own start.
 //! Two tasks per call: one for the tool, which may panic or block, and one that watches it and holds the clock, so
 //! that a timeout does not depend on anybody asking for the next outcome.
 
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -27,6 +29,10 @@ pub const VANISH: Duration = Duration::from_millis(150);
 
 /// A stopped run has to have ended within a second, with what is to be stored after its calls.
 const _: () = assert!(WIND_UP.as_millis() + VANISH.as_millis() <= 850);
+
+/// Most calls of a group that run at the same time. A turn may hold 128 calls; a call may be a process tree or a
+/// request to somebody's server, and more of those at once would be slower, not faster.
+pub const MAX_AT_ONCE: usize = 16;
 
 /// A call that passed the registry's check.
 pub struct ReadyCall {
@@ -65,22 +71,43 @@ pub struct Executed {
 /// A group of calls at work. Dropping it cancels them all.
 pub struct Execution {
     tasks: JoinSet<Executed>,
+    _starts: JoinSet<()>,
     ids: HashMap<Id, String>,
     _cancel: DropGuard,
 }
 
-/// Starts the calls, all at once. Must be called inside a tokio runtime.
+/// Starts the calls, [`MAX_AT_ONCE`] of them at once and each other one when an earlier one has ended. Must be called
+/// inside a tokio runtime.
 pub fn execute(calls: Vec<ReadyCall>, mut ctx: GroupCtx) -> Execution {
     ctx.cancel = ctx.cancel.child_token();
     let guard = ctx.cancel.clone().drop_guard();
     let mut tasks = JoinSet::new();
     let mut ids = HashMap::with_capacity(calls.len());
+    let mut turns = Vec::with_capacity(calls.len());
     for call in calls {
         let id = call.id.clone();
-        let handle = tasks.spawn(supervise(call, ctx.clone()).in_current_span());
+        let (turn, has_turn) = oneshot::channel();
+        turns.push(turn);
+        let handle = tasks.spawn(supervise(call, ctx.clone(), has_turn).in_current_span());
         ids.insert(handle.id(), id);
     }
-    Execution { tasks, ids, _cancel: guard }
+    let mut starts = JoinSet::new();
+    starts.spawn(give_turns(turns));
+    Execution { tasks, _starts: starts, ids, _cancel: guard }
+}
+
+/// What a call holds while it runs.
+type Turn = OwnedSemaphorePermit;
+
+/// Gives each call its turn in the order of the calls.
+async fn give_turns(turns: Vec<oneshot::Sender<Turn>>) {
+    let at_once = Arc::new(Semaphore::new(MAX_AT_ONCE));
+    for turn in turns {
+        // Nobody closes the semaphore.
+        let Ok(permit) = Arc::clone(&at_once).acquire_owned().await else { return };
+        // A call that was stopped before its turn does not want it any more; then it is free for the next.
+        drop(turn.send(permit));
+    }
 }
 
 impl Execution {
@@ -138,20 +165,26 @@ enum Abandoned {
 /// What became of a tool's own task; `None` never happens, since the set holds one task until it is joined.
 type Joined<T> = Option<Result<T, JoinError>>;
 
-async fn supervise(call: ReadyCall, ctx: GroupCtx) -> Executed {
+async fn supervise(call: ReadyCall, ctx: GroupCtx, turn: oneshot::Receiver<Turn>) -> Executed {
     let ReadyCall { id, tool, arguments } = call;
     let name = tool.spec().name.clone();
     let effect = tool.effect(&arguments);
     let (timeout, cancel) = (ctx.timeout, ctx.cancel.child_token());
+    let turn = tokio::select! {
+        biased;
+        () = cancel.cancelled() => None,
+        turn = turn => turn.ok(),
+    };
     let started = Instant::now();
     let executed = |kind, content, fatal| {
         let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Executed { outcome: ToolOutcome { call_id: id.clone(), kind, content, duration_ms }, fatal }
     };
-    if cancel.is_cancelled() {
+    // Held to the end of the call.
+    let Some(_turn) = turn else {
         let text = format!("`{name}` was not started: the run was stopped first. Nothing was executed.");
         return executed(OutcomeKind::Aborted, text, None);
-    }
+    };
 
     let tool_ctx = ToolCtx {
         run: ctx.run,

@@ -188,6 +188,67 @@ async fn a_result_at_the_last_moment_counts_and_one_after_it_does_not() {
     );
 }
 
+/// A turn may hold 128 calls.
+#[tokio::test(start_paused = true)]
+async fn a_large_group_runs_in_the_order_of_its_calls_and_not_all_at_once() {
+    let starts = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let began = Instant::now();
+    let mut group = Group::new();
+    for number in 0..40_u64 {
+        let starts = Arc::clone(&starts);
+        group = group.call(&format!("{number:02}"), Effect::ReadOnly, move |ctx: ToolCtx| {
+            let starts = Arc::clone(&starts);
+            async move {
+                starts.lock().unwrap().push((number, began.elapsed().as_secs()));
+                // The first never ends by itself, and does not stop when its time is up.
+                if number == 0 {
+                    ctx.cancel.cancelled().await;
+                }
+                sleep(Duration::from_secs(20)).await;
+                Ok(String::new())
+            }
+        });
+    }
+    let outcomes = by_id(group.start()).await;
+    let began_at = |number| match number {
+        0..=15 => 0,
+        16..=30 => 20,
+        // Takes the place of the first.
+        31 => 30,
+        _ => 40,
+    };
+    let expected: Vec<_> = (0..40).map(|number| (number, began_at(number))).collect();
+    assert_eq!(*starts.lock().unwrap(), expected);
+    let (first, rest) = outcomes.split_first().unwrap();
+    assert_eq!((first.outcome.kind, first.outcome.duration_ms), (OutcomeKind::TimedOut, 30_700));
+    // Each has its time from its own start: the last ones end long after the time of a call has passed.
+    let expected: Vec<_> =
+        (1..40).map(|number| executed(&format!("{number:02}"), OutcomeKind::Result, "", 20_000)).collect();
+    assert_eq!(rest, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_wait_for_their_turn_are_not_started_after_a_cancel() {
+    let mut group = Group::new();
+    for number in 0..MAX_AT_ONCE + 2 {
+        group = group.call(&format!("{number:02}"), Effect::SideEffect, move |ctx: ToolCtx| async move {
+            assert!(number < MAX_AT_ONCE, "it was started");
+            ctx.cancel.cancelled().await;
+            Ok(String::new())
+        });
+    }
+    let cancel = group.ctx.cancel.clone();
+    let execution = group.start();
+    sleep(Duration::from_secs(1)).await;
+    cancel.cancel();
+    let text = "`tool` was not started: the run was stopped first. Nothing was executed.";
+    let mut expected: Vec<_> = (0..MAX_AT_ONCE)
+        .map(|number| executed(&format!("{number:02}"), OutcomeKind::Aborted, CANCELLED, 1_000))
+        .collect();
+    expected.extend(["16", "17"].map(|id| executed(id, OutcomeKind::Aborted, text, 0)));
+    assert_eq!(by_id(execution).await, expected);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_tool_knows_its_time_and_can_end_itself_before() {
     let group = Group::new().call("a", Effect::ReadOnly, |ctx: ToolCtx| async move {
