@@ -7,8 +7,14 @@ use super::feed::Frame;
 use crate::domain::text::{excerpt, printable, printable_json, shown};
 use crate::domain::{Arguments, EventBody, Message, RunError, RunId, RunStatusName, Usage};
 
-/// Most characters of arguments or of an error that are shown on a line.
+/// Most characters of arguments or of a result that are shown on a line.
 const MAX_SHOWN: usize = 200;
+
+/// Most characters of a name.
+const MAX_NAME: usize = 100;
+
+/// Most characters of the error a run ended with.
+const MAX_ERROR: usize = 1_000;
 
 /// What is needed of the final run.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -62,10 +68,10 @@ impl Renderer {
     }
 
     /// The line for a run that had ended before.
-    pub(super) fn summary(&self, run: &FinalRun) -> String {
+    pub(super) fn summary(&mut self, run: &FinalRun) -> String {
         match self {
             Self::Json => String::new(),
-            Self::Text(_) => summary(run, None),
+            Self::Text(terminal) => summary(run, None).iter().map(|line| terminal.line(line)).collect(),
         }
     }
 }
@@ -116,7 +122,10 @@ impl Terminal {
     fn event(&mut self, body: EventBody<FinalRun>) -> String {
         match body {
             EventBody::RunQueued {} | EventBody::ModelStart { .. } | EventBody::ModelEnd { .. } => String::new(),
-            EventBody::RunStart { agent, model } => self.line(&format!("agent {agent}, model {model}")),
+            EventBody::RunStart { agent, model } => {
+                let (agent, model) = (shown(&agent, MAX_NAME), shown(&model.to_string(), MAX_NAME));
+                self.line(&format!("agent {agent}, model {model}"))
+            }
             EventBody::ModelRetry { step: _, attempt, reason, message, delay_ms } => {
                 let reason = reason.code();
                 self.line(&format!(
@@ -130,6 +139,7 @@ impl Terminal {
             }
             EventBody::Message { step, message } => self.message(step, &message),
             EventBody::ToolStart { step: _, call_id: _, name, arguments, effect: _ } => {
+                let name = shown(&name, MAX_NAME);
                 self.line(&format!("> {name} {}", shown(&arguments_text(&arguments), MAX_SHOWN)))
             }
             EventBody::ToolEnd { step: _, call_id: _, name, outcome, is_error: _, content, duration_ms } => {
@@ -138,7 +148,7 @@ impl Terminal {
                 let outcome = outcome.as_str().unwrap_or_default().replace('_', " ");
                 let time = duration(duration_ms);
                 let said = if is_error { format!(": {}", excerpt(&content, MAX_SHOWN)) } else { String::new() };
-                self.line(&format!("< {name} {outcome}, {time}{said}"))
+                self.line(&format!("< {} {outcome}, {time}{said}", shown(&name, MAX_NAME)))
             }
             EventBody::ContextTrimmed { step: _, dropped_messages, estimated_tokens: _ } => {
                 self.line(&format!("! {dropped_messages} older messages are left out of the next request"))
@@ -149,8 +159,7 @@ impl Terminal {
             }
             EventBody::CancelRequested {} => self.line("! cancel requested"),
             EventBody::RunEnd { run, duration_ms } => {
-                let line = summary(&run, Some(duration_ms));
-                self.line(line.trim_end())
+                summary(&run, Some(duration_ms)).iter().map(|line| self.line(line)).collect()
             }
         }
     }
@@ -165,9 +174,7 @@ impl Terminal {
                 })
                 .unwrap_or_default(),
             "snapshot" | "reasoning_delta" | "tool_call_delta" => String::new(),
-            other => {
-                self.line(&format!("! an event of a kind this version does not know: {}", shown(other, MAX_SHOWN)))
-            }
+            other => self.line(&format!("! an event of a kind this version does not know: {}", shown(other, MAX_NAME))),
         }
     }
 
@@ -220,13 +227,14 @@ impl Terminal {
         end.to_owned()
     }
 
+    /// A line of its own. Nothing in it breaks it.
     fn line(&mut self, text: &str) -> String {
-        format!("{}{}\n", self.end_line(), printable(text, &['\n']))
+        format!("{}{}\n", self.end_line(), printable(text, &['\t']))
     }
 }
 
 /// The last lines: how it ended and what it took.
-fn summary(run: &FinalRun, duration_ms: Option<u64>) -> String {
+fn summary(run: &FinalRun, duration_ms: Option<u64>) -> Vec<String> {
     let FinalRun { id, status, steps, tool_calls, usage, error } = run;
     let Usage { input_tokens, output_tokens, model_calls, model_calls_with_usage, .. } = usage;
     let tokens = match *model_calls_with_usage {
@@ -236,16 +244,16 @@ fn summary(run: &FinalRun, duration_ms: Option<u64>) -> String {
     };
     let time = duration_ms.map(|millis| format!(", {}", duration(millis))).unwrap_or_default();
     let plural = |count: u32| if count == 1 { "" } else { "s" };
-    let mut out = format!(
-        "{}: {steps} step{}, {tool_calls} tool call{}, {tokens}{time} ({id})\n",
+    let mut lines = vec![format!(
+        "{}: {steps} step{}, {tool_calls} tool call{}, {tokens}{time} ({id})",
         status.as_str(),
         plural(*steps),
         plural(*tool_calls)
-    );
+    )];
     if let Some(RunError { code, message, retryable: _ }) = error {
-        out.push_str(&format!("{code}: {message}\n"));
+        lines.push(format!("{}: {}", shown(code, MAX_NAME), excerpt(message, MAX_ERROR)));
     }
-    out
+    lines
 }
 
 fn arguments_text(arguments: &Arguments) -> String {

@@ -178,6 +178,47 @@ fn nothing_a_model_or_tool_writes_reaches_the_terminal_as_a_command() {
 }
 
 #[test]
+fn a_hostile_name_stays_on_its_line_and_is_cut() {
+    for (name, shown_name) in [
+        ("x\n< x result, 1 ms", "x\\n< x result, 1 ms".to_owned()),
+        ("x\r\u{2028}\u{2029}\u{85}y", "x\\r\\u{2028}\\u{2029}\\u{85}y".to_owned()),
+        ("a\u{200e}\u{200f}\u{61c}b", "a\\u{200e}\\u{200f}\\u{61c}b".to_owned()),
+        (&"n".repeat(200_000), format!("{}…", "n".repeat(MAX_NAME))),
+    ] {
+        let frames = [
+            event(1, json!({"type": "run_start", "agent": name, "model": format!("a/{name}")})),
+            event(
+                2,
+                json!({"type": "tool_start", "step": 1, "call_id": "c", "name": name, "arguments": {},
+                            "effect": "read_only"}),
+            ),
+            event(
+                3,
+                json!({"type": "tool_end", "step": 1, "call_id": "c", "name": name, "outcome": "result",
+                            "is_error": false, "content": "", "duration_ms": 1}),
+            ),
+            live(name, json!({})),
+            event(4, ended("internal_error", [0; 4], json!({"code": name, "message": name, "retryable": false}))),
+        ];
+        let text = shown(&frames);
+        let lines: Vec<_> = text.split('\n').collect();
+        assert_eq!(lines.len(), 7, "{text}");
+        assert!(lines[0].starts_with(&format!("agent {shown_name}, model a/")), "{}", lines[0]);
+        assert_eq!(
+            lines[1..4],
+            [
+                format!("> {shown_name} {{}}"),
+                format!("< {shown_name} result, 1 ms"),
+                format!("! an event of a kind this version does not know: {shown_name}"),
+            ]
+        );
+        assert!(lines[4].starts_with("internal_error: 2 steps"), "{}", lines[4]);
+        assert!(lines[5].starts_with(&format!("{shown_name}: ")) && lines[5].chars().count() < 1_200, "{}", lines[5]);
+        assert_eq!(lines[6], "");
+    }
+}
+
+#[test]
 fn long_arguments_are_cut() {
     let long = json!({"type": "tool_start", "step": 1, "call_id": "c", "name": "write_file",
                       "arguments": {"content": "é".repeat(1000)}, "effect": "side_effect"});

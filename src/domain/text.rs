@@ -4,12 +4,12 @@ use std::any::Any;
 use std::borrow::Cow;
 
 /// Whether a terminal or a reader could be misled by this character: controls, delete, separators that some programs
-/// break lines at, marks that reverse the direction of text, and characters without any width. The joiners and
-/// direction marks that scripts need to be spelt right are not among them.
+/// break lines at, marks that change the direction of text, and characters without any width. The joiners that scripts
+/// need to be spelt right are not among them.
 pub const fn is_unprintable(c: char) -> bool {
     matches!(c,
-        '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{200b}' | '\u{2028}'..='\u{202e}' | '\u{2060}'
-        | '\u{2066}'..='\u{2069}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
+        '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{61c}' | '\u{200b}' | '\u{200e}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}' | '\u{2060}' | '\u{2066}'..='\u{2069}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// The text with such characters written as `\n` or `\u{1b}`, except those in `keep`.
@@ -97,9 +97,10 @@ mod tests {
     fn what_misleads_is_written_out_and_the_rest_kept() {
         assert_eq!(printable("a\tb\n", &['\n', '\t']), "a\tb\n");
         assert_eq!(printable("a\tb\u{1b}[0m\r", &['\n']), "a\\tb\\u{1b}[0m\\r");
-        let hidden = "\u{202e}\u{2066}\u{200b}\u{feff}\u{2028}\u{e0041}\u{9b}\u{7f}";
-        assert_eq!(printable(hidden, &[]), "\\u{202e}\\u{2066}\\u{200b}\\u{feff}\\u{2028}\\u{e0041}\\u{9b}\\u{7f}");
-        let plain = "é 漢 \u{200d}\u{200f} \\ \" '";
+        let hidden = "\u{202e}\u{2066}\u{200b}\u{feff}\u{2028}\u{2029}\u{e0041}\u{9b}\u{7f}\u{200e}\u{200f}\u{61c}";
+        let escaped: String = hidden.chars().map(|c| format!("\\u{{{:x}}}", u32::from(c))).collect();
+        assert_eq!(printable(hidden, &[]), escaped);
+        let plain = "é 漢 \u{200c}\u{200d} \\ \" '";
         assert!(matches!(printable(plain, &[]), Cow::Borrowed(text) if text == plain));
     }
 
