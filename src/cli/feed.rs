@@ -6,6 +6,7 @@ use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use sse_stream::{Sse, SseByteStream};
 
+use super::output;
 use super::remote::{Remote, RemoteFeed};
 use crate::domain::{RunId, RunRequest, TenantId};
 use crate::event::{Cursor, Streams, Subscribed};
@@ -116,8 +117,7 @@ impl Feed {
 fn refusal(error: CreateError) -> anyhow::Error {
     match error {
         CreateError::Invalid(fields) => {
-            let fields: Vec<_> = fields.iter().map(|field| format!("{}: {}", field.path, field.message)).collect();
-            anyhow::anyhow!("the run was refused: {}", fields.join("\n"))
+            anyhow::anyhow!("the run was refused{}", output::fields(&fields))
         }
         CreateError::Overloaded { .. } | CreateError::Stopping | CreateError::Store(_) | CreateError::Internal(_) => {
             anyhow::Error::new(error).context("the run was refused")

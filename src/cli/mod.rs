@@ -22,7 +22,6 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, Env, LogConfig};
-use crate::domain::text::printable;
 use crate::shutdown::{Signal, Signals};
 use crate::tool::supervise;
 
@@ -76,7 +75,7 @@ pub fn main() -> ExitCode {
         Ok(Exit::Code(code)) => ExitCode::from(code),
         Ok(Exit::Signal(signal)) => ExitCode::from(signal.exit_code()),
         Err(error) => {
-            eprintln!("hames: {}", printable(&format!("{error:#}"), &['\n']));
+            eprintln!("hames: {}", output::told(&error));
             ExitCode::FAILURE
         }
     }

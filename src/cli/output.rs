@@ -2,6 +2,31 @@
 
 use std::io::{self, Write};
 
+use crate::domain::FieldError;
+use crate::domain::text::{excerpt, printable, shown, with_causes};
+
+/// Most characters of one thing that a server or a program says in an error.
+const MAX_SAID: usize = 1_000;
+
+/// An error as it is printed: its causes once each, every line free of what a terminal would obey.
+pub(super) fn told(error: &anyhow::Error) -> String {
+    printable(&with_causes(error.as_ref()), &['\n', '\t']).into_owned()
+}
+
+/// Words from outside, on one line.
+pub(super) fn said(text: &str) -> String {
+    excerpt(text, MAX_SAID)
+}
+
+/// The fields at fault: one on the same line, several below each other.
+pub(super) fn fields(errors: &[FieldError]) -> String {
+    let line = |error: &FieldError| format!("{}: {}", shown(&error.path, MAX_SAID), said(&error.message));
+    match errors {
+        [only] => format!(": {}", line(only)),
+        several => several.iter().map(|error| format!("\n  {}", line(error))).collect(),
+    }
+}
+
 /// Prints a text.
 pub(super) fn print(out: &mut (dyn Write + Send), text: &str) -> io::Result<()> {
     Output::new(out).print(text)

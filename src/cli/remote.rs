@@ -12,6 +12,7 @@ use serde::Deserialize;
 use sse_stream::SseByteStream;
 
 use super::feed::{Blocks, Frame, StreamError};
+use super::output;
 use super::render::FinalRun;
 use crate::domain::{FieldError, RunId, RunRequest};
 
@@ -135,7 +136,9 @@ impl RemoteFeed {
                     Err(Attempt::Again(error)) if self.failures >= MAX_FAILURES => {
                         return Err(error.context(format!("gave up after {MAX_FAILURES} attempts")));
                     }
-                    Err(Attempt::Again(error)) => tracing::debug!("the event stream cannot be opened: {error:#}"),
+                    Err(Attempt::Again(error)) => {
+                        tracing::debug!("the event stream cannot be opened: {}", output::told(&error));
+                    }
                 }
                 continue;
             };
@@ -211,17 +214,15 @@ async fn accepted(response: Response) -> anyhow::Result<Response> {
         return Ok(response);
     }
     let body = response.bytes().await.unwrap_or_default();
-    let problem: Problem = serde_json::from_slice(&body).unwrap_or_default();
+    let Problem { title, detail, errors } = serde_json::from_slice(&body).unwrap_or_default();
     let mut message = format!("the server answered {status}");
-    for text in [problem.title, problem.detail] {
-        if !text.is_empty() {
-            message.push_str(": ");
-            message.push_str(&text);
-        }
+    // The detail of ours is the first field at fault, which is listed with the others.
+    let listed = errors.first().is_some_and(|first| detail.starts_with(&format!("{}: {}", first.path, first.message)));
+    for text in [Some(title), Some(detail).filter(|_| !listed)].into_iter().flatten().filter(|text| !text.is_empty()) {
+        message.push_str(": ");
+        message.push_str(&output::said(&text));
     }
-    for error in problem.errors {
-        message.push_str(&format!("\n  {}: {}", error.path, error.message));
-    }
+    message.push_str(&output::fields(&errors));
     bail!(message)
 }
 

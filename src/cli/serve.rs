@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::Args;
 use tokio::net::TcpListener;
 
-use super::output::Output;
+use super::output::{Output, told};
 use super::{ConfigArgs, Exit, demo, quiet_log};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Env};
@@ -46,7 +46,7 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
             let mut stdout = std::io::stdout();
             let shown = soft.run_until_cancelled(demo::show(address, &mut Output::new(&mut stdout))).await;
             if let Some(Err(error)) = shown {
-                tracing::error!("the demonstration failed: {error:#}");
+                tracing::error!("the demonstration failed: {}", told(&error));
             }
         });
     }

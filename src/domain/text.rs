@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::borrow::Cow;
+use std::error::Error;
 
 /// Whether a terminal or a reader could be misled by this character: controls, delete, separators that some programs
 /// break lines at, marks that change the direction of text, and characters without any width. The joiners that scripts
@@ -81,6 +82,22 @@ pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
     close.min_by_key(|(distance, _)| *distance).map(|(_, name)| name)
 }
 
+/// An error with its causes, in the order in which they explain it. A cause whose words stand there already is not
+/// said again: many errors hold those of their source.
+pub fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let mut out = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let words = cause.to_string();
+        if !out.contains(&words) {
+            out.push_str(": ");
+            out.push_str(&words);
+        }
+        source = cause.source();
+    }
+    out
+}
+
 /// What a panic said, from what `catch_unwind`, a joined task or a panic hook gives.
 pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&'static str>().copied();
@@ -154,6 +171,23 @@ mod tests {
         // A comparison of each letter with each would need gigabytes.
         let long = "input".repeat(10_000_000);
         assert_eq!(nearest(&long, ["input_of_a_long_name"; 20]), None);
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("{words}")]
+        struct Link {
+            words: &'static str,
+            source: Option<Box<Link>>,
+        }
+        let chain = |words: &[&'static str]| {
+            let link = words.iter().rev().fold(None, |source, words| Some(Box::new(Link { words, source })));
+            with_causes(&*link.unwrap())
+        };
+        assert_eq!(chain(&["a"]), "a");
+        assert_eq!(chain(&["a", "b", "c"]), "a: b: c");
+        assert_eq!(chain(&["file x: bad line", "bad line", "at 3", "bad line"]), "file x: bad line: at 3");
     }
 
     #[test]
