@@ -1,12 +1,15 @@
 //! The composition root: builds the service from its settings and runs it. Two of them fit in one process.
 
+mod verify;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
 
-use crate::config::{Config, Env, ServerConfig};
+use crate::config::{CommandConfig, Config, Env, ProviderConfig, ServerConfig};
 use crate::event::{Bus, Streams};
 use crate::http::{AgentView, HttpParts, HttpState, ProviderView, Stages, router, serve};
 use crate::provider::{Catalog, Endpoint};
@@ -19,6 +22,8 @@ use crate::tool::command::CommandTool;
 use crate::tool::files::file_tools;
 use crate::tool::registry::Registry;
 use crate::tool::supervise::CommandHost;
+
+pub use verify::{Findings, verify};
 
 /// What the service takes from around it. A program that embeds hames, and a test, put in their own.
 pub struct Surroundings {
@@ -64,8 +69,8 @@ impl App {
     pub async fn build(config: Config, surroundings: Surroundings) -> anyhow::Result<Self> {
         let Surroundings { env, clock, supervisor: host, tools, providers } = surroundings;
         warn_of_root(&config);
-        let catalog = Arc::new(build_catalog(&config, &clock, providers)?);
-        let registry = Arc::new(build_registry(&config, &env, host, tools)?);
+        let catalog = Arc::new(build_catalog(&config.providers, &clock, providers)?);
+        let registry = Arc::new(build_registry(&config.commands, &env, host, tools)?);
         let agents = build_agents(&config, &registry, &catalog).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
         let agents = Arc::new(agents);
         let store = store::open(&config.store).await.context("the database cannot be opened")?;
@@ -178,27 +183,12 @@ fn warn_of_root(config: &Config) {
     }
 }
 
-/// Everything about settings that shows only when their parts meet: tools an agent names, programs of commands,
-/// schemas, scripts. Opens no database and connects to nothing.
-pub fn verify(config: &Config, env: &Env) -> Vec<String> {
-    let mut problems = Vec::new();
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let catalog = build_catalog(config, &clock, Vec::new());
-    let registry = build_registry(config, env, CommandHost::this_program(), Vec::new());
-    if let (Ok(catalog), Ok(registry)) = (&catalog, &registry) {
-        let errors = build_agents(config, registry, catalog).err().unwrap_or_default();
-        problems.extend(errors.iter().map(ToString::to_string));
-    }
-    problems.extend([catalog.err(), registry.err()].into_iter().flatten().map(|error| format!("{error:#}")));
-    problems
-}
-
 fn build_catalog(
-    config: &Config,
+    own: &BTreeMap<String, ProviderConfig>,
     clock: &Arc<dyn Clock>,
     providers: Vec<(String, Endpoint)>,
 ) -> anyhow::Result<Catalog> {
-    let mut catalog = Catalog::new(&config.providers, clock)?;
+    let mut catalog = Catalog::new(own, clock)?;
     for (name, endpoint) in providers {
         catalog.insert(name, endpoint);
     }
@@ -215,13 +205,13 @@ fn joined<E: ToString>(errors: &[E]) -> String {
 }
 
 fn build_registry(
-    config: &Config,
+    commands: &BTreeMap<String, CommandConfig>,
     env: &Env,
     host: CommandHost,
     tools: Vec<Arc<dyn Tool>>,
 ) -> anyhow::Result<Registry> {
     let commands =
-        CommandTool::new(&config.commands, env.variables(), host).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
+        CommandTool::new(commands, env.variables(), host).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
     let mut all = file_tools();
     all.extend(commands.map(|tool| Arc::new(tool) as Arc<dyn Tool>));
     all.extend(tools);

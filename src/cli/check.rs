@@ -4,26 +4,25 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use super::{ConfigArgs, Exit, output};
-use crate::app;
+use crate::app::{self, Findings};
 use crate::config::{self, Config, Env, ScriptSource, WireConfig};
 use crate::domain::text::printable;
 
 pub(super) fn check(args: &ConfigArgs, env: &Env, out: &mut (dyn Write + Send)) -> anyhow::Result<Exit> {
-    match config::load(args.config.as_deref(), env) {
-        Ok(config) => match app::verify(&config, env) {
-            problems if problems.is_empty() => {
-                output::print(out, &printable(&summary(&config)?, &['\n']))?;
-                Ok(Exit::SUCCESS)
-            }
-            problems => bad(out, &problems.join("\n")),
-        },
-        Err(problems) => bad(out, &problems.to_string()),
-    }
-}
-
-fn bad(out: &mut (dyn Write + Send), problems: &str) -> anyhow::Result<Exit> {
-    output::print(out, &format!("{}\n", printable(problems, &['\n'])))?;
-    Ok(Exit::FAILURE)
+    let loaded = config::read(args.config.as_deref(), env);
+    let Findings { problems, hints } = app::verify(&loaded, env);
+    let problems = loaded.problems().iter().chain(&problems).map(ToString::to_string);
+    let mut lines: Vec<_> = problems.chain(hints.iter().map(|hint| format!("hint: {hint}"))).collect();
+    let exit = match loaded.config().filter(|_| lines.len() == hints.len()) {
+        Some(config) => {
+            lines.insert(0, summary(config)?);
+            lines.push("no problems".to_owned());
+            Exit::SUCCESS
+        }
+        None => Exit::FAILURE,
+    };
+    output::print(out, &format!("{}\n", printable(&lines.join("\n"), &['\n'])))?;
+    Ok(exit)
 }
 
 /// What the settings come to.
@@ -53,8 +52,7 @@ fn summary(config: &Config) -> Result<String, std::fmt::Error> {
     for (name, command) in &config.commands {
         writeln!(out, "command {name}: {} {}", command.executable.display(), command.args.join(" "))?;
     }
-    out.push_str("no problems\n");
-    Ok(out)
+    Ok(out.trim_end().to_owned())
 }
 
 #[cfg(test)]
@@ -103,13 +101,91 @@ mod tests {
         std::fs::write(&file, settings).unwrap();
         let (code, printed) = checked(file.to_str(), &Env::default());
         assert_eq!(code, 1);
-        for part in ["agents.one.tools: no tool is named `raed_file`; did you mean `read_file`?", "agents.two.tools:"] {
-            assert!(printed.contains(part), "{printed}");
+        let place = file.display();
+        for part in [
+            format!("{place}: agents.one.tools.0: no tool is named `raed_file`; did you mean `read_file`?"),
+            format!("{place}: agents.two.tools.0: "),
+        ] {
+            assert!(printed.contains(&part), "{printed}");
         }
         let settings = "[agents.one]\nmodel = \"demo/script\"\n[providers.demo]\nkind = \"scripted\"\n\
             [commands.test]\nexecutable = \"no-such-program\"\n";
         std::fs::write(&file, settings).unwrap();
         let (code, printed) = checked(file.to_str(), &Env::from_iter([("PATH", "/usr/bin")]));
-        assert!(code == 1 && printed.contains("commands.test") && printed.contains("no-such-program"), "{printed}");
+        let part = format!("{}: commands.test.executable: no program `no-such-program` in PATH", file.display());
+        assert!(code == 1 && printed.starts_with(&part), "{printed}");
+    }
+
+    #[test]
+    fn problems_of_every_kind_are_found_at_once_and_nothing_is_blamed_for_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("list.json"), r#"{"turns": 5}"#).unwrap();
+        std::fs::write(path("one.json"), r#"{"turns": []}"#).unwrap();
+        let settings = format!(
+            "[server]\nbind = \"nowhere\"\n[store]\nurl = \"sqlite:{}\"\n\
+             [providers.list]\nkind = \"scripted\"\nscript = {:?}\n\
+             [providers.gone]\nkind = \"scripted\"\nscript = {:?}\n\
+             [providers.one]\nkind = \"scripted\"\nscript = {:?}\n\
+             [workspaces.gone]\npath = {:?}\n\
+             [commands.test]\nexecutable = \"no-such-program\"\n\
+             [commands.slow]\nexecutable = \"sh\"\ntimeout_ms = 0\n\
+             [agents.a]\nmodel = \"one/m\"\nworkspace = \"gone\"\ntools = [\"run_command\", \"raed_file\", \"read_fiel\"]\n\
+             [agents.b]\nmodel = \"gone/m\"\ntools = [\"*\", \"bad tool\"]\n",
+            path("missing/h.db").display(),
+            path("list.json"),
+            path("gone.json"),
+            path("one.json"),
+            path("gone"),
+        );
+        let file = path("hames.toml");
+        std::fs::write(&file, settings).unwrap();
+        let (code, printed) = checked(file.to_str(), &Env::from_iter([("PATH", "/usr/bin:/bin")]));
+        let keys: Vec<_> = printed
+            .lines()
+            .map(|line| line.strip_prefix(&format!("{}: ", file.display())).unwrap_or_else(|| panic!("{line}")))
+            .map(|line| line.split_once(": ").unwrap().0)
+            .collect();
+        let expected = [
+            "server.bind",
+            "providers.gone.script",
+            "store.url",
+            "workspaces.gone.path",
+            "commands.slow.timeout_ms",
+            "agents.b.tools.1",
+            "providers.list",
+            "commands.test.executable",
+            "agents.a.tools.1",
+            "agents.a.tools.2",
+        ];
+        assert_eq!((code, keys), (1, expected.to_vec()), "{printed}");
+    }
+
+    #[test]
+    fn tools_that_can_only_refuse_are_a_hint_and_no_problem() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("hames.toml");
+        let checked = |more: &str, writable: bool| {
+            let settings = format!(
+                "[providers.demo]\nkind = \"scripted\"\n\
+                 [workspaces.repo]\npath = {:?}\n[workspaces.other]\npath = {:?}\nwritable = {writable}\n\
+                 [agents.a]\nmodel = \"demo/m\"\ntools = [\"read_file\", \"write_file\", \"edit_file\"]\n{more}",
+                directory.path(),
+                directory.path(),
+            );
+            std::fs::write(&file, settings).unwrap();
+            checked(file.to_str(), &Env::default())
+        };
+        let hint = format!(
+            "hint: {}: agents.a.tools: `write_file` and `edit_file` can only refuse, since workspace `repo` is read \
+             only; set workspaces.repo.writable = true, or leave them out\nno problems\n",
+            file.display()
+        );
+        let (code, printed) = checked("workspace = \"repo\"\nworkspaces = [\"other\"]\n", false);
+        assert!(code == 0 && printed.ends_with(&hint), "{printed}");
+        for more in ["", "workspace = \"repo\"\nworkspaces = [\"other\"]\n", "workspace = \"other\"\n"] {
+            let (code, printed) = checked(more, true);
+            assert!(code == 0 && !printed.contains("hint"), "{more}: {printed}");
+        }
     }
 }

@@ -107,7 +107,7 @@ impl Checker<'_> {
         self.time(&["server", "write_timeout_ms"], server.write_timeout_ms);
         self.time(&["server", "keep_alive_ms"], server.keep_alive_ms);
         match store.url.split_once(':') {
-            Some(("sqlite", path)) if !path.is_empty() && !path.contains(":memory:") => {}
+            Some(("sqlite", path)) if !path.is_empty() && !path.contains(":memory:") => self.database_folder(path),
             Some(("sqlite", _)) => self.problem(&["store", "url"], "names no file; expected `sqlite:PATH`"),
             // The value is not repeated: database addresses often hold a password.
             Some(_) | None => self.problem(&["store", "url"], "is not a SQLite database; expected `sqlite:PATH`"),
@@ -137,6 +137,18 @@ impl Checker<'_> {
             );
             self.problem(&["log", "level"], message);
         }
+    }
+
+    /// The database file is made when it is missing; its directory is not.
+    fn database_folder(&mut self, path: &str) {
+        let path = Path::new(path.strip_prefix("//").unwrap_or(path));
+        let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return };
+        let message = match folder.metadata() {
+            Ok(metadata) if metadata.is_dir() => return,
+            Ok(_) => format!("lies in {}, which is not a directory", folder.display()),
+            Err(error) => format!("lies in {}, which cannot be used: {error}; make the directory", folder.display()),
+        };
+        self.problem(&["store", "url"], message);
     }
 
     fn provider(&mut self, name: &str, section: &ProviderSection, env: &Env) -> Option<ProviderConfig> {

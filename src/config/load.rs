@@ -21,17 +21,22 @@ use super::{Config, builtin, check};
 ///
 /// Relative paths in the settings are relative to the working directory.
 pub fn load(file: Option<&Path>, env: &Env) -> Result<Config, Problems> {
+    read(file, env).into_config()
+}
+
+/// Reads the settings as [`load`] does, and keeps what could be read when there are problems.
+pub fn read(file: Option<&Path>, env: &Env) -> Loaded {
     let mut problems = Vec::new();
     let mut sources = Sources::read(file, env, &mut problems);
     if problems.iter().any(|problem| problem.key.is_empty()) {
         // Without the file, everything it defines would seem to be missing.
-        return Err(Problems(problems));
+        return Loaded { config: None, problems, sources };
     }
     let mut broken = Broken::new();
     let sections = sources.fit::<ProviderSections>(&mut problems, &mut broken);
     let rest = sources.without(PROVIDERS, |sources| sources.fit::<Config>(&mut problems, &mut broken));
     let (Some(ProviderSections { providers }), Some(mut config)) = (sections, rest) else {
-        return Err(Problems(problems));
+        return Loaded { config: None, problems, sources };
     };
     config.providers = check::providers(&providers, env, &sources, &mut broken, &mut problems);
     config.given = sources.given();
@@ -39,7 +44,58 @@ pub fn load(file: Option<&Path>, env: &Env) -> Result<Config, Problems> {
         builtin::fill(&mut config, env, &mut broken, &mut problems);
     }
     check::check(&config, &providers, &sources, &mut broken, &mut problems);
-    if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
+    Loaded { config: Some(config), problems, sources }
+}
+
+/// Settings as far as they could be read, and what is wrong with them.
+pub struct Loaded {
+    config: Option<Config>,
+    problems: Vec<Problem>,
+    sources: Sources,
+}
+
+impl Loaded {
+    /// What could be read: entries with problems too, unless they could not be read at all. `None` when nothing could.
+    pub const fn config(&self) -> Option<&Config> {
+        self.config.as_ref()
+    }
+
+    /// What is wrong.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The settings, if nothing is wrong with them.
+    pub fn into_config(self) -> Result<Config, Problems> {
+        match self.config {
+            Some(config) if self.problems.is_empty() => Ok(config),
+            Some(_) | None => Err(Problems(self.problems)),
+        }
+    }
+
+    /// Whether no problem stands at this key or below it.
+    pub fn is_sound(&self, path: &[&str]) -> bool {
+        let key = path.join(".");
+        !self.problems.iter().any(|problem| {
+            problem.key.strip_prefix(&key).is_some_and(|below| below.is_empty() || below.starts_with('.'))
+        })
+    }
+
+    /// Whether a file or the environment gave anything in this section, be it good or not.
+    pub fn mentions(&self, section: &str) -> bool {
+        self.sources.has(&[section]) || !self.is_sound(&[section])
+    }
+
+    /// A problem with the place where its key was given.
+    pub fn problem(&self, path: &[&str], message: impl Into<String>) -> Problem {
+        Problem { origin: self.sources.origin(path), key: path.join("."), message: message.into() }
+    }
+
+    /// The same for a message that starts with its key, as in `commands.test.executable: …`.
+    pub fn problem_in(&self, text: &str) -> Problem {
+        let (key, message) = text.split_once(": ").unwrap_or(("", text));
+        self.problem(&key.split('.').collect::<Vec<_>>(), message)
+    }
 }
 
 /// The entries (`providers.local`) that could not be read: what refers to them is not wrong for that.

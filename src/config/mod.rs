@@ -17,7 +17,7 @@ use crate::domain::{Effect, ModelRef};
 
 pub use builtin::{DEMO, DEMO_FILES, DEMO_SCRIPT};
 pub use env::Env;
-pub use load::load;
+pub use load::{Loaded, load, read};
 pub use problem::{Origin, Problem, Problems};
 pub use provider::{
     BaseUrl, BaseUrlError, DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_RETRIES, OpenaiChatConfig, ProviderConfig, ProviderKind,

@@ -5,7 +5,7 @@ mod server;
 
 use std::time::Duration;
 
-use program::Program;
+use program::{Finished, Program};
 use serde_json::json;
 use server::{Connection, RUN, Script, Silence, server};
 
@@ -123,6 +123,68 @@ async fn what_a_server_refuses_is_told_field_by_field() {
     let expected = "hames: the server answered 400 Bad Request: Invalid request: 2 fields are wrong\n  \
         $.agent: no agent `x`\\u{1b}[2J\n  $.input: is empty\n";
     assert_eq!((finished.code, finished.stdout.as_str(), finished.stderr.as_str()), (Some(1), "", expected));
+}
+
+/// Every clause of what was printed: what stands between colons, semicolons and line ends.
+fn clauses(text: &str) -> Vec<&str> {
+    text.split(['\n', ';'])
+        .flat_map(|line| line.split(": "))
+        .map(str::trim)
+        .filter(|clause| !clause.is_empty())
+        .collect()
+}
+
+#[tokio::test]
+async fn no_printed_error_says_anything_twice() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    write("list.json", r#"{"turns": 5}"#);
+    write("scripted.toml", "[providers.p]\nkind = \"scripted\"\nscript = \"list.json\"\n[agents.a]\nmodel = \"p/m\"\n");
+    let demo = "[providers.demo]\nkind = \"scripted\"\n[agents.a]\nmodel = \"demo/m\"\n";
+    write("tool.toml", &format!("{demo}tools = [\"no_such_tool\"]\n"));
+    write("command.toml", &format!("{demo}[commands.test]\nexecutable = \"no-such-program\"\n"));
+    write("syntax.toml", "[agents\n");
+    write("plain", "");
+    let run = |args: Vec<&'static str>| {
+        Program::new(args)
+            .current_dir(directory.path())
+            .env("PATH", "/usr/bin:/bin")
+            .env("HAMES_SERVER__BIND", "127.0.0.1:0")
+    };
+    let mut printed = Vec::new();
+    for file in ["scripted.toml", "tool.toml", "command.toml", "syntax.toml", "missing.toml"] {
+        for command in [vec!["check"], vec!["serve"], vec!["run", "hi"]] {
+            printed.push(run([command, vec!["--config", file]].concat()).finish().await);
+        }
+    }
+    for args in [vec!["run", "hi", "--agent", "nope"], vec!["run", "hi", "--timeout", "5h"], vec!["run", ""]] {
+        printed.push(run(args).finish().await);
+    }
+    let unwritable = Program::new(["serve"]).current_dir(directory.path()).env("HAMES_STORE__URL", "sqlite:plain/x.db");
+    printed.push(unwritable.finish().await);
+    let field = json!({"path": "$.agent", "message": "there is no agent `nope`; there are `demo`"});
+    for (detail, errors) in [
+        ("$.agent: there is no agent `nope`; there are `demo`", json!([field])),
+        (
+            "$.agent: there is no agent `nope`; there are `demo` (and 1 more)",
+            json!([field, {"path": "$.b", "message": "c"}]),
+        ),
+        ("In words.", json!([])),
+    ] {
+        let refusal = Some(json!({"title": "The request is not valid", "detail": detail, "errors": errors}));
+        let server = server(Script { refusal, ..Script::default() }).await;
+        let refused = Program::new(["run", "hi", "--agent", "nope", "--url", &server.url]).finish().await;
+        assert!(refused.stderr.contains(if errors[0].is_null() { detail } else { "$.agent: there is no agent" }));
+        printed.push(refused);
+    }
+    for Finished { code, stdout, stderr } in printed {
+        assert_eq!(code, Some(1), "{stdout}{stderr}");
+        let text = format!("{stdout}{stderr}");
+        let mut seen = std::collections::HashSet::new();
+        for clause in clauses(&text).into_iter().filter(|clause| clause.len() > 3) {
+            assert!(seen.insert(clause), "{clause:?} stands twice in {text}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -92,7 +92,7 @@ fn entries_of_the_example_hold_the_defaults_of_their_kind() {
         models = ["qwen3-32b"]
         [agents.default]
         model = "local/qwen3-32b"
-        tools = ["list_dir", "read_file", "search_files", "write_file", "edit_file", "run_command"]
+        tools = ["list_dir", "read_file", "search_files", "run_command"]
         workspace = "repo"
         [workspaces.repo]
         path = "."
