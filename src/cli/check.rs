@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::io::Write;
 
-use super::{ConfigArgs, Exit, output};
+use super::exit::{Code, Exit};
+use super::{ConfigArgs, output};
 use crate::app::{self, Findings};
 use crate::config::{self, Config, Env, ScriptSource, WireConfig};
 use crate::domain::text::printable;
@@ -17,9 +18,9 @@ pub(super) fn check(args: &ConfigArgs, env: &Env, out: &mut (dyn Write + Send)) 
         Some(config) => {
             lines.insert(0, summary(config)?);
             lines.push("no problems".to_owned());
-            Exit::SUCCESS
+            Exit::Code(Code::Done)
         }
-        None => Exit::FAILURE,
+        None => Exit::Code(Code::Failed),
     };
     output::print(out, &format!("{}\n", printable(&lines.join("\n"), &['\n'])))?;
     Ok(exit)
@@ -63,7 +64,7 @@ mod tests {
         let mut out = Vec::new();
         let args = ConfigArgs { config: config.map(Into::into) };
         let code = match check(&args, env, &mut out).unwrap() {
-            Exit::Code(code) => code,
+            Exit::Code(code) => code as u8,
             Exit::Signal(signal) => panic!("{signal:?}"),
         };
         (code, String::from_utf8(out).unwrap())

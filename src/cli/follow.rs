@@ -1,10 +1,10 @@
 //! Shows a run from its feed until it ends, and what a signal does meanwhile.
 
-use super::Exit;
+use super::exit::{Code, Exit};
 use super::feed::{Executor, Feed};
 use super::output::Output;
 use super::render::{FinalRun, Renderer};
-use crate::domain::{RunId, RunStatusName};
+use crate::domain::RunId;
 use crate::shutdown::{Signal, Signals};
 
 /// What the first signal does to the run; a second one always ends the program.
@@ -65,17 +65,6 @@ pub(super) async fn follow(
 }
 
 /// The exit of a program that showed a run to its end.
-pub(super) fn exit(run: &FinalRun) -> Exit {
-    Exit::Code(match run.status {
-        RunStatusName::Completed => 0,
-        RunStatusName::StepLimit
-        | RunStatusName::ToolLimit
-        | RunStatusName::TokenLimit
-        | RunStatusName::ContextLimit
-        | RunStatusName::RepeatLimit
-        | RunStatusName::Timeout
-        | RunStatusName::Aborted => 3,
-        RunStatusName::ModelError => 4,
-        RunStatusName::InternalError | RunStatusName::Queued | RunStatusName::Running => 5,
-    })
+pub(super) const fn exit(run: &FinalRun) -> Exit {
+    Exit::Code(Code::of(run.status))
 }

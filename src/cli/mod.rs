@@ -1,11 +1,8 @@
-//! The command line: what can be asked for, and the exit code of each.
-//!
-//! Exit codes: 0 as wished (of `run` and `tail`: the run completed), 1 hames could not do it (settings, network,
-//! a refused request), 2 the command line is wrong, 3 the run stopped early (a limit, a deadline, an abort),
-//! 4 `model_error`, 5 `internal_error`, 128 + N a signal ended hames.
+//! The command line: what can be asked for. [`exit`] has the exit code of each end.
 
 mod check;
 mod demo;
+mod exit;
 mod feed;
 mod follow;
 mod output;
@@ -15,15 +12,16 @@ mod run;
 mod serve;
 mod tail;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, Env, LogConfig};
-use crate::shutdown::{Signal, Signals};
+use crate::shutdown::Signals;
 use crate::tool::supervise;
+use exit::{Code, Exit};
 
 /// Executes LLM agents: durable runs, resumable streams, tools under control.
 #[derive(Debug, Parser)]
@@ -55,28 +53,30 @@ struct ConfigArgs {
     config: Option<PathBuf>,
 }
 
-/// How a command ended.
-enum Exit {
-    /// By itself.
-    Code(u8),
-    /// A signal that waits for nothing.
-    Signal(Signal),
+impl ConfigArgs {
+    /// A file that looks like it is meant is not read without being named; to say nothing would leave that to be found
+    /// out.
+    fn tell_of_unused_file(&self, advice: &str) {
+        if self.config.is_none() && Path::new(SETTINGS).exists() {
+            eprintln!("settings: built in; ./{SETTINGS} is not used{advice}");
+        }
+    }
 }
 
-impl Exit {
-    const SUCCESS: Self = Self::Code(0);
-    const FAILURE: Self = Self::Code(1);
-}
+/// The usual name of a settings file.
+const SETTINGS: &str = "hames.toml";
+
+/// What to do about an unused file.
+const GIVE_CONFIG: &str = ", give --config hames.toml";
 
 /// Runs the program.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     match start(cli) {
-        Ok(Exit::Code(code)) => ExitCode::from(code),
-        Ok(Exit::Signal(signal)) => ExitCode::from(signal.exit_code()),
+        Ok(exit) => exit.into(),
         Err(error) => {
             eprintln!("hames: {}", output::told(&error));
-            ExitCode::FAILURE
+            Exit::Code(Code::Failed).into()
         }
     }
 }
@@ -91,10 +91,13 @@ fn start(cli: Cli) -> anyhow::Result<Exit> {
             Command::Serve(args) => serve::serve(args, &env, Signals::from_system()?).await,
             Command::Run(args) => run::run(*args, &env, Signals::from_system()?).await,
             Command::Tail(args) => tail::tail(args, Signals::from_system()?).await,
-            Command::Check(args) => check::check(&args, &env, &mut std::io::stdout()),
+            Command::Check(args) => {
+                args.tell_of_unused_file(GIVE_CONFIG);
+                check::check(&args, &env, &mut std::io::stdout())
+            }
             Command::Openapi => {
                 output::print(&mut std::io::stdout(), &crate::http::openapi_yaml()?)?;
-                Ok(Exit::SUCCESS)
+                Ok(Exit::Code(Code::Done))
             }
         }
     });

@@ -11,12 +11,13 @@ use clap::Args;
 use reqwest::Url;
 use tokio::io::AsyncReadExt as _;
 
+use super::exit::{self, Exit};
 use super::feed::Executor;
 use super::follow::{self, Followed, OnSignal};
 use super::output::Output;
 use super::remote::{Remote, parse_url};
 use super::render::Renderer;
-use super::{ConfigArgs, Exit, demo, quiet_log};
+use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Config, Env};
 use crate::domain::{LimitsPatch, RunInput, RunRequest};
@@ -25,6 +26,7 @@ use crate::telemetry;
 
 /// What to run, and where.
 #[derive(Debug, Args)]
+#[command(after_help = exit::table())]
 pub(super) struct RunArgs {
     /// What to work on; `-` reads it from standard input.
     prompt: String,
@@ -80,6 +82,7 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
         let executor = Executor::Remote(Remote::new(url.clone())?);
         return show(&executor, request, args.json, &mut signals).await;
     }
+    args.config.tell_of_unused_file(GIVE_CONFIG);
     let mut config = config::load(args.config.config.as_deref(), env)?;
     let mut temporary = None;
     if args.config.config.is_none() && !config.is_given("store.url") {

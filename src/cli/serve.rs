@@ -7,8 +7,9 @@ use anyhow::Context as _;
 use clap::Args;
 use tokio::net::TcpListener;
 
+use super::exit::{Code, Exit};
 use super::output::{Output, told};
-use super::{ConfigArgs, Exit, demo, quiet_log};
+use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Env};
 use crate::shutdown::{Ended, Shutdown, Signals};
@@ -25,6 +26,7 @@ pub(super) struct ServeArgs {
 }
 
 pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyhow::Result<Exit> {
+    args.config.tell_of_unused_file(if args.demo { " by --demo" } else { GIVE_CONFIG });
     let mut config = config::load(args.config.config.as_deref(), env)?;
     telemetry::start(&if args.demo { quiet_log(&config) } else { config.log.clone() })?;
     if args.demo {
@@ -54,7 +56,7 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
         Ended::Finished(served) => {
             served?;
             tracing::info!("stopped");
-            Ok(Exit::SUCCESS)
+            Ok(Exit::Code(Code::Done))
         }
         Ended::Forced(signal) => Ok(Exit::Signal(signal)),
         Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),

@@ -3,7 +3,7 @@
 use clap::Args;
 use reqwest::Url;
 
-use super::Exit;
+use super::exit::{self, Code, Exit};
 use super::feed::Feed;
 use super::follow::{self, Followed, OnSignal};
 use super::output::Output;
@@ -15,6 +15,7 @@ use crate::shutdown::Signals;
 
 /// Which run, and where.
 #[derive(Debug, Args)]
+#[command(after_help = exit::table())]
 pub(super) struct TailArgs {
     /// The run.
     run: RunId,
@@ -51,6 +52,6 @@ pub(super) async fn tail(args: TailArgs, mut signals: Signals) -> anyhow::Result
             Ok(follow::exit(&run))
         }
         Followed::Signal(signal) => Ok(Exit::Signal(signal)),
-        Followed::Closed => Ok(Exit::SUCCESS),
+        Followed::Closed => Ok(Exit::Code(Code::Done)),
     }
 }

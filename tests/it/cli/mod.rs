@@ -276,11 +276,12 @@ async fn a_run_on_the_screen_is_not_mixed_with_the_log_unless_a_level_is_given()
     std::fs::write(&path, settings).unwrap();
     let run = |args: &'static [&'static str]| Program::new(args.iter().copied()).current_dir(directory.path());
     let quiet = run(&["run", "hi"]).finish().await;
-    assert_eq!((quiet.code, quiet.stderr.as_str()), (Some(0), ""), "{}", quiet.stdout);
+    let unused = "settings: built in; ./hames.toml is not used, give --config hames.toml\n";
+    assert_eq!((quiet.code, quiet.stderr.as_str()), (Some(0), unused), "{}", quiet.stdout);
     assert!(quiet.stdout.starts_with("agent demo, model demo/script\n"), "{}", quiet.stdout);
     // A level that is also the default counts as given, in a file and in a variable.
     let file = run(&["run", "hi", "--config", "hames.toml"]).finish().await;
-    assert!(file.stderr.contains(" INFO "), "{}{}", file.stdout, file.stderr);
+    assert!(file.stderr.contains(" INFO ") && !file.stderr.contains("is not used"), "{}{}", file.stdout, file.stderr);
     let variable = run(&["run", "hi"]).env("HAMES_LOG__LEVEL", "info").finish().await;
     assert!(variable.stderr.contains(" INFO "), "{}{}", variable.stdout, variable.stderr);
 
@@ -288,7 +289,21 @@ async fn a_run_on_the_screen_is_not_mixed_with_the_log_unless_a_level_is_given()
     demo.wait_for("Ctrl-C stops it.").await;
     demo.terminate();
     let demo = demo.finish().await;
-    assert_eq!((demo.code, demo.stderr.as_str()), (Some(0), ""), "{}", demo.stdout);
+    let unused = "settings: built in; ./hames.toml is not used by --demo\n";
+    assert_eq!((demo.code, demo.stderr.as_str()), (Some(0), unused), "{}", demo.stdout);
+
+    let checked = run(&["check"]).finish().await;
+    let unused = "settings: built in; ./hames.toml is not used, give --config hames.toml\n";
+    assert_eq!((checked.code, checked.stderr.as_str()), (Some(0), unused), "{}", checked.stdout);
+}
+
+#[tokio::test]
+async fn exit_codes_stand_in_the_help_of_commands_that_show_a_run() {
+    for command in ["run", "tail"] {
+        let help = Program::new([command, "--help"]).finish().await;
+        let table = "Exit codes:\n  0     the run completed\n";
+        assert!(help.code == Some(0) && help.stdout.contains(table), "{}", help.stdout);
+    }
 }
 
 #[tokio::test]
