@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use super::feed::{Executor, Feed};
+use super::feed::{Executor, Feed, Heard};
 use super::output::Output;
 use super::remote::{Remote, parse_url};
 use super::render::Renderer;
@@ -46,9 +46,12 @@ pub(super) async fn show(address: SocketAddr, output: &mut Output<'_>) -> anyhow
     output.print(&format!("The agent `{DEMO}` is asked: {PROMPT}\n\n"))?;
     let run = executor.create(request).await?;
     let mut feed: Feed = executor.follow(run).await?;
-    let mut renderer = Renderer::new(false);
-    while let Some(frame) = feed.next().await? {
-        let shown = renderer.frame(&frame);
+    let mut renderer = Renderer::text();
+    while let Some(heard) = feed.next().await? {
+        let shown = match heard {
+            Heard::Frame(frame) => renderer.frame(&frame),
+            Heard::Trouble(what) => renderer.trouble(&what),
+        };
         output.print(&shown.text)?;
         if shown.end.is_some() {
             break;

@@ -32,6 +32,15 @@ impl Frame {
     }
 }
 
+/// What a feed gives.
+#[derive(Debug)]
+pub(super) enum Heard {
+    /// A frame.
+    Frame(Frame),
+    /// In words: the server did not answer as it should, and is asked again.
+    Trouble(String),
+}
+
 /// The blocks in a stream of bytes.
 pub(super) type Blocks = SseByteStream<BoxStream<'static, Result<Bytes, StreamError>>>;
 
@@ -87,7 +96,7 @@ impl Executor {
                     Subscribed::Past => anyhow::bail!("run {run} has no events"),
                 }
             }
-            Self::Remote(remote) => Ok(Feed::Remote(Box::new(remote.follow(run, None)))),
+            Self::Remote(remote) => Ok(Feed::Remote(Box::new(remote.follow(run, None).known()))),
         }
     }
 }
@@ -99,13 +108,13 @@ pub(super) enum Feed {
 }
 
 impl Feed {
-    /// The next frame; `None` after the last. Nothing is lost when it is dropped waiting.
-    pub(super) async fn next(&mut self) -> anyhow::Result<Option<Frame>> {
+    /// What comes next; `None` after the last frame. Nothing is lost when it is dropped waiting.
+    pub(super) async fn next(&mut self) -> anyhow::Result<Option<Heard>> {
         match self {
             Self::Local(blocks) => loop {
                 let Some(block) = blocks.next().await else { return Ok(None) };
                 if let Some(frame) = Frame::new(block.context("the event stream broke")?) {
-                    return Ok(Some(frame));
+                    return Ok(Some(Heard::Frame(frame)));
                 }
             },
             Self::Remote(feed) => feed.next().await,

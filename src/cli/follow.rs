@@ -1,7 +1,7 @@
 //! Shows a run from its feed until it ends, and what a signal does meanwhile.
 
 use super::exit::{Code, Exit};
-use super::feed::{Executor, Feed};
+use super::feed::{Executor, Feed, Heard};
 use super::output::Output;
 use super::render::{FinalRun, Renderer};
 use crate::domain::RunId;
@@ -39,9 +39,12 @@ pub(super) async fn follow(
     let mut aborting = false;
     loop {
         tokio::select! {
-            frame = feed.next() => {
-                let Some(frame) = frame? else { return Ok(Followed::Past) };
-                let shown = renderer.frame(&frame);
+            heard = feed.next() => {
+                let shown = match heard? {
+                    Some(Heard::Frame(frame)) => renderer.frame(&frame),
+                    Some(Heard::Trouble(what)) => renderer.trouble(&what),
+                    None => return Ok(Followed::Past),
+                };
                 output.print(&shown.text)?;
                 if let Some(end) = shown.end {
                     return Ok(Followed::Ended(end));

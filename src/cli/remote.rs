@@ -11,9 +11,9 @@ use rustls_platform_verifier::BuilderVerifierExt as _;
 use serde::Deserialize;
 use sse_stream::SseByteStream;
 
-use super::feed::{Blocks, Frame, StreamError};
+use super::feed::{Blocks, Frame, Heard, StreamError};
 use super::output;
-use super::render::FinalRun;
+use super::render::{FinalRun, duration};
 use crate::domain::{FieldError, RunId, RunRequest};
 
 const CONNECT: Duration = Duration::from_secs(10);
@@ -97,7 +97,16 @@ impl Remote {
 
     /// Follows a run, from its first event or from after a cursor.
     pub(super) fn follow(&self, run: RunId, after: Option<String>) -> RemoteFeed {
-        RemoteFeed { remote: self.clone(), run, cursor: after, open: None, failures: 0, retry: Duration::from_secs(1) }
+        RemoteFeed {
+            remote: self.clone(),
+            run,
+            cursor: after,
+            open: None,
+            reached: false,
+            attempts: 0,
+            failures: 0,
+            retry: Duration::from_secs(1),
+        }
     }
 
     fn url(&self, path: &str) -> String {
@@ -115,13 +124,23 @@ pub(super) struct RemoteFeed {
     run: RunId,
     cursor: Option<String>,
     open: Option<Blocks>,
+    /// Whether the server ever answered. One that never did is more likely misnamed than away.
+    reached: bool,
+    /// Attempts to connect since the stream was last open.
+    attempts: u32,
     failures: u32,
     retry: Duration,
 }
 
 impl RemoteFeed {
-    /// The next frame; `None` when the server says that none follows. Nothing is lost when it is dropped waiting.
-    pub(super) async fn next(&mut self) -> anyhow::Result<Option<Frame>> {
+    /// Of a server that has answered before.
+    pub(super) fn known(mut self) -> Self {
+        self.reached = true;
+        self
+    }
+
+    /// What comes next; `None` when the server says that none follows. Nothing is lost when it is dropped waiting.
+    pub(super) async fn next(&mut self) -> anyhow::Result<Option<Heard>> {
         loop {
             let Some(blocks) = &mut self.open else {
                 if self.failures > 0 {
@@ -129,8 +148,9 @@ impl RemoteFeed {
                 }
                 // Counted before the attempt: it may be dropped half-way.
                 self.failures += 1;
+                self.attempts += 1;
                 match self.connect().await {
-                    Ok(Some(blocks)) => self.open = Some(blocks),
+                    Ok(Some(blocks)) => (self.open, self.attempts) = (Some(blocks), 0),
                     Ok(None) => return Ok(None),
                     Err(Attempt::Final(error)) => return Err(error),
                     Err(Attempt::Again(error)) if self.failures >= MAX_FAILURES => {
@@ -138,6 +158,12 @@ impl RemoteFeed {
                     }
                     Err(Attempt::Again(error)) => {
                         tracing::debug!("the event stream cannot be opened: {}", output::told(&error));
+                        let wait = u64::try_from(delay(self.retry, self.failures).as_millis()).unwrap_or(u64::MAX);
+                        return Ok(Some(Heard::Trouble(format!(
+                            "{error}; attempt {} follows in {}",
+                            self.attempts + 1,
+                            duration(wait)
+                        ))));
                     }
                 }
                 continue;
@@ -153,7 +179,7 @@ impl RemoteFeed {
                         // A server that only ever sends snapshots makes no progress.
                         self.failures = 0;
                     }
-                    return Ok(Some(frame));
+                    return Ok(Some(Heard::Frame(frame)));
                 }
                 Some(Err(error)) => {
                     tracing::debug!("the event stream broke: {error}");
@@ -175,7 +201,12 @@ impl RemoteFeed {
         if let Some(cursor) = &self.cursor {
             request = request.header(LAST_EVENT_ID, cursor);
         }
-        let response = self.remote.reached(request.send().await).map_err(Attempt::Again)?;
+        let response = match self.remote.reached(request.send().await) {
+            Ok(response) => response,
+            Err(error) if self.reached => return Err(Attempt::Again(error.context("not reachable"))),
+            Err(error) => return Err(Attempt::Final(error)),
+        };
+        self.reached = true;
         let status = response.status();
         if status == StatusCode::NO_CONTENT {
             return Ok(None);

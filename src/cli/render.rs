@@ -1,7 +1,10 @@
 //! What a reader at a terminal sees of an event stream: pure functions of its frames.
 
+use std::io::IsTerminal;
+
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::feed::Frame;
 use crate::domain::text::{excerpt, printable, printable_json, shown};
@@ -39,15 +42,34 @@ pub(super) struct Shown {
 /// Turns frames into what is printed.
 #[derive(Debug)]
 pub(super) enum Renderer {
-    /// The data of every frame on a line of its own. Live ones get their `type`, as events have it.
-    Json,
+    /// Every frame on a line of its own, as `{"id", "event", "data"}`; the data are the bytes that were sent.
+    Json(JsonLines),
     /// For people.
     Text(Terminal),
 }
 
+/// Where lines of JSON go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum JsonLines {
+    /// To a program: as they are.
+    Piped,
+    /// To a screen: what a terminal would obey is escaped, as JSON allows.
+    Shown,
+}
+
 impl Renderer {
-    pub(super) fn new(json: bool) -> Self {
-        if json { Self::Json } else { Self::Text(Terminal::default()) }
+    /// What was asked for on the command line.
+    pub(super) fn new(json: bool, out: &impl IsTerminal) -> Self {
+        match (json, out.is_terminal()) {
+            (false, _) => Self::text(),
+            (true, false) => Self::Json(JsonLines::Piped),
+            (true, true) => Self::Json(JsonLines::Shown),
+        }
+    }
+
+    /// For people.
+    pub(super) fn text() -> Self {
+        Self::Text(Terminal::default())
     }
 
     /// Takes the next frame.
@@ -58,7 +80,7 @@ impl Renderer {
             Ok(_) | Err(_) => None,
         };
         let text = match self {
-            Self::Json => json_line(frame),
+            Self::Json(out) => json_line(frame, *out),
             Self::Text(terminal) => match body {
                 Ok(body) => terminal.event(body),
                 Err(_) => terminal.live(frame),
@@ -67,22 +89,40 @@ impl Renderer {
         Shown { text, end }
     }
 
+    /// A server does not answer as it should. Among lines of JSON there is no place for that.
+    pub(super) fn trouble(&mut self, what: &str) -> Shown {
+        let text = match self {
+            Self::Json(_) => {
+                eprintln!("hames: {}", shown(what, MAX_ERROR));
+                String::new()
+            }
+            Self::Text(terminal) => terminal.line(&format!("! {}", shown(what, MAX_ERROR))),
+        };
+        Shown { text, end: None }
+    }
+
     /// The line for a run that had ended before.
     pub(super) fn summary(&mut self, run: &FinalRun) -> String {
         match self {
-            Self::Json => String::new(),
+            Self::Json(_) => String::new(),
             Self::Text(terminal) => summary(run, None).iter().map(|line| terminal.line(line)).collect(),
         }
     }
 }
 
-fn json_line(frame: &Frame) -> String {
-    match serde_json::from_str(&frame.data) {
-        Ok(Value::Object(mut object)) => {
-            object.entry("type").or_insert_with(|| Value::from(frame.event.as_str()));
-            format!("{}\n", printable_json(&Value::Object(object).to_string()))
-        }
-        Ok(_) | Err(_) => String::new(),
+/// The frame as one JSON object. Data that are not JSON, which no server of ours sends, stand as a text.
+fn json_line(frame: &Frame, out: JsonLines) -> String {
+    let Frame { id, event, data } = frame;
+    let data = match serde_json::from_str::<&RawValue>(data) {
+        // A line break between tokens is white space; inside a text there is none.
+        Ok(raw) => raw.get().replace(['\n', '\r'], " "),
+        Err(_) => Value::from(data.as_str()).to_string(),
+    };
+    let id = id.as_deref().map_or(Value::Null, Value::from);
+    let line = format!(r#"{{"id":{id},"event":{},"data":{data}}}"#, Value::from(event.as_str()));
+    match out {
+        JsonLines::Piped => format!("{line}\n"),
+        JsonLines::Shown => format!("{}\n", printable_json(&line)),
     }
 }
 
@@ -263,7 +303,8 @@ fn arguments_text(arguments: &Arguments) -> String {
     }
 }
 
-fn duration(millis: u64) -> String {
+/// A time as people read it.
+pub(super) fn duration(millis: u64) -> String {
     match millis {
         0..1_000 => format!("{millis} ms"),
         1_000..60_000 => format!("{}.{} s", millis / 1_000, millis % 1_000 / 100),

@@ -40,7 +40,7 @@ fn ended(status: &str, usage: [u32; 4], error: Value) -> Value {
 }
 
 fn shown(frames: &[Frame]) -> String {
-    let mut renderer = Renderer::new(false);
+    let mut renderer = Renderer::text();
     frames.iter().map(|frame| renderer.frame(frame).text).collect()
 }
 
@@ -89,7 +89,7 @@ fn a_run_reads_from_top_to_bottom() {
 fn the_end_is_handed_on() {
     let error = json!({"code": "provider_unavailable", "message": "no route", "retryable": true});
     let frame = event(9, ended("model_error", [0, 0, 2, 0], error));
-    let shown = Renderer::new(false).frame(&frame);
+    let shown = Renderer::text().frame(&frame);
     let end = shown.end.unwrap();
     assert_eq!((end.status, end.steps, end.usage.model_calls), (RunStatusName::ModelError, 2, 2));
     assert_eq!(
@@ -98,7 +98,7 @@ fn the_end_is_handed_on() {
          provider_unavailable: no route\n"
     );
     let partly = event(9, ended("aborted", [5, 1, 2, 1], json!(null)));
-    assert!(Renderer::new(false).frame(&partly).text.contains("at least 5 + 1 tokens"));
+    assert!(Renderer::text().frame(&partly).text.contains("at least 5 + 1 tokens"));
 }
 
 #[test]
@@ -227,18 +227,37 @@ fn long_arguments_are_cut() {
 }
 
 #[test]
-fn json_output_is_one_object_a_line_each_with_its_type() {
-    let mut renderer = Renderer::new(true);
-    let frames = [event(1, json!({"type": "run_queued"})), delta(1, 1, 0, "a\n\u{9b}b"), live("snapshot", json!({}))];
-    let text: String = frames.iter().map(|frame| renderer.frame(frame).text).collect();
-    assert!(!text.replace('\n', "").contains(crate::domain::text::is_unprintable), "{text:?}");
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+fn json_output_is_one_line_a_frame_with_the_data_as_sent() {
+    let data = "{\"z\": 1,\n \"a\":\"\u{9b}\u{2028}\\n\",  \"n\":1.0}";
+    let frames = [
+        Frame { id: Some("2.7".into()), event: "text_delta".into(), data: data.into() },
+        live("snapshot", json!({})),
+        Frame { id: None, event: "odd \"\n".into(), data: "no JSON\u{1b}".into() },
+    ];
+    let printed = |out| -> Vec<String> {
+        let mut renderer = Renderer::Json(out);
+        frames.iter().map(|frame| renderer.frame(frame).text).collect()
+    };
+    let piped = printed(JsonLines::Piped);
     assert_eq!(
-        lines,
+        piped,
         [
-            json!({"type": "run_queued", "run_id": RUN, "seq": 1, "time": "2026-11-30T16:17:10.000Z"}),
-            json!({"type": "text_delta", "run_id": RUN, "step": 1, "attempt": 1, "offset": 0, "text": "a\n\u{9b}b"}),
-            json!({"type": "snapshot"}),
+            "{\"id\":\"2.7\",\"event\":\"text_delta\",\"data\":{\"z\": 1,  \"a\":\"\u{9b}\u{2028}\\n\",  \"n\":1.0}}\n",
+            "{\"id\":null,\"event\":\"snapshot\",\"data\":{}}\n",
+            "{\"id\":null,\"event\":\"odd \\\"\\n\",\"data\":\"no JSON\\u001b\"}\n",
         ]
     );
+    let on_screen = printed(JsonLines::Shown);
+    for (line, same) in on_screen.iter().zip(&piped) {
+        assert!(!line.trim_end().contains(crate::domain::text::is_unprintable), "{line:?}");
+        let read = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+        assert_eq!(read(line), read(same));
+    }
+}
+
+#[test]
+fn trouble_with_the_server_has_a_line_of_its_own() {
+    let mut renderer = Renderer::text();
+    let text = renderer.frame(&delta(1, 1, 0, "Hel")).text + &renderer.trouble("not\nreachable").text;
+    assert_eq!(text, "Hel\n! not\\nreachable\n");
 }

@@ -45,7 +45,8 @@ pub(super) struct RunArgs {
     /// Most time for the run, such as 90s or 5m.
     #[arg(long, value_name = "TIME", value_parser = parse_millis)]
     timeout: Option<u64>,
-    /// Print the events as JSON, one on each line.
+    /// Print each frame of the event stream as one line {"id":…,"event":…,"data":…}. The data are as they were sent,
+    /// whole and in their order; the id is a cursor for `tail --after`, null where there is none.
     #[arg(long)]
     json: bool,
     /// Run it on this server; in this process when absent.
@@ -130,8 +131,8 @@ fn in_directory(mut config: Config, directory: &std::path::Path) -> anyhow::Resu
 
 async fn show(executor: &Executor, request: RunRequest, json: bool, signals: &mut Signals) -> anyhow::Result<Exit> {
     let mut stdout = std::io::stdout();
+    let mut renderer = Renderer::new(json, &stdout);
     let mut output = Output::new(&mut stdout);
-    let mut renderer = Renderer::new(json);
     let run = tokio::select! {
         run = executor.create(request) => run?,
         signal = signals.recv() => return Ok(Exit::Signal(signal)),

@@ -25,7 +25,8 @@ pub(super) struct TailArgs {
     /// Show what follows this event: SEQ, or SEQ.OFFSET inside a message; everything when absent.
     #[arg(long, value_name = "CURSOR", value_parser = parse_cursor)]
     after: Option<String>,
-    /// Print the events as JSON, one on each line.
+    /// Print each frame of the event stream as one line {"id":…,"event":…,"data":…}. The data are as they were sent,
+    /// whole and in their order; the id is a cursor for `tail --after`, null where there is none.
     #[arg(long)]
     json: bool,
 }
@@ -41,8 +42,8 @@ pub(super) async fn tail(args: TailArgs, mut signals: Signals) -> anyhow::Result
     let TailArgs { run, url, after, json } = args;
     let remote = Remote::new(url)?;
     let mut feed = Feed::Remote(Box::new(remote.follow(run, after)));
-    let mut renderer = Renderer::new(json);
     let mut stdout = std::io::stdout();
+    let mut renderer = Renderer::new(json, &stdout);
     let mut output = Output::new(&mut stdout);
     match follow::follow(run, &mut feed, OnSignal::Leave, &mut signals, &mut renderer, &mut output).await? {
         Followed::Ended(run) => Ok(follow::exit(&run)),

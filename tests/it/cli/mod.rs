@@ -8,6 +8,8 @@ use std::time::Duration;
 use program::{Finished, Program};
 use serde_json::json;
 use server::{Connection, RUN, Script, Silence, server};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
 
 fn said(seq: u64, text: &str) -> String {
     let content = json!([{"type": "text", "text": text}]);
@@ -98,18 +100,24 @@ async fn the_exit_code_is_0_for_completed_runs_only() {
     }
 }
 
+/// A frame of [`server::event`] as `--json` prints it.
+fn json_line(seq: u64, body: &serde_json::Value) -> String {
+    format!("{{\"id\":\"{seq}\",\"event\":{},\"data\":{body}}}\n", body["type"])
+}
+
 #[tokio::test]
 async fn the_prompt_can_come_from_standard_input_and_events_go_out_as_json() {
     let server = server(Script { connections: whole("completed"), ..Script::default() }).await;
     let finished =
         Program::new(["run", "-", "--json", "--url", &server.url]).input("two\nlines").closed().finish().await;
     assert_eq!((finished.code, finished.stderr.as_str()), (Some(0), ""));
-    let types: Vec<_> = finished
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["type"].as_str().unwrap().to_owned())
-        .collect();
-    assert_eq!(types, ["run_queued", "run_start", "message", "run_end"]);
+    let expected: String = [
+        json_line(1, &json!({"type": "run_queued"})),
+        json_line(2, &json!({"type": "run_start", "agent": "demo", "model": "demo/script"})),
+    ]
+    .concat();
+    assert!(finished.stdout.starts_with(&expected), "{}", finished.stdout);
+    assert_eq!(finished.stdout.lines().count(), 4);
     assert_eq!(server.seen()[0]["input"], "two\nlines");
 }
 
@@ -195,6 +203,46 @@ async fn a_server_that_is_not_there_is_named() {
     let finished = Program::new(["run", "hi", "--url", &url]).finish().await;
     assert_eq!((finished.code, finished.stdout.as_str()), (Some(1), ""));
     assert!(finished.stderr.starts_with(&format!("hames: {url}/ cannot be reached: ")), "{}", finished.stderr);
+}
+
+#[tokio::test]
+async fn tail_gives_up_at_once_on_a_server_that_never_answered() {
+    let server = server(Script::default()).await;
+    let url = server.url.clone();
+    drop(server);
+    let finished = Program::new(["tail", RUN, "--url", &url]).finish().await;
+    assert_eq!((finished.code, finished.stdout.as_str()), (Some(1), ""));
+    assert!(finished.stderr.starts_with(&format!("hames: {url}/ cannot be reached: ")), "{}", finished.stderr);
+}
+
+#[tokio::test]
+async fn tail_tells_that_a_server_is_gone_while_it_tries_again() {
+    for json in [false, true] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let args = ["tail", RUN, "--url", &url, "--json"];
+        let mut running = Program::new(args[..if json { 5 } else { 4 }].iter().copied()).start().await;
+        let (mut connection, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+        drop(listener);
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            assert_ne!(connection.read_buf(&mut request).await.unwrap(), 0);
+        }
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+        let answer = format!("{head}retry: 1\n\n{}", started());
+        connection.write_all(answer.as_bytes()).await.unwrap();
+        connection.shutdown().await.unwrap();
+        let trouble = "not reachable; attempt 2 follows in ";
+        if json {
+            running.wait_for_stderr(&format!("hames: {trouble}")).await;
+            running.wait_for_stderr("; attempt 3 follows in ").await;
+        } else {
+            running.wait_for(&format!("agent demo, model demo/script\n! {trouble}")).await;
+            running.wait_for("; attempt 3 follows in ").await;
+        }
+        running.interrupt();
+        assert_eq!(running.finish().await.code, Some(130));
+    }
 }
 
 #[tokio::test]
