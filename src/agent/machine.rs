@@ -322,7 +322,7 @@ impl Machine {
         let (status, error) = match cause {
             Interrupt::Cancel => (
                 EndStatus::Aborted,
-                RunError { code: "aborted".to_owned(), message: "the run was cancelled".to_owned(), retryable: true },
+                RunError { code: "aborted".to_owned(), message: "the run was aborted".to_owned(), retryable: true },
             ),
             Interrupt::Deadline => (
                 EndStatus::Timeout,

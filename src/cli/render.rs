@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use super::feed::Frame;
 use crate::domain::text::{excerpt, printable, printable_json, shown};
 use crate::domain::{Arguments, EventBody, Message, RunError, RunId, RunStatusName, Usage};
+use crate::event::{TextDelta, ToolProgress};
 
 /// Most characters of arguments or of a result that are shown on a line.
 const MAX_SHOWN: usize = 200;
@@ -126,21 +127,6 @@ fn json_line(frame: &Frame, out: JsonLines) -> String {
     }
 }
 
-/// A piece of the message being written.
-#[derive(Deserialize)]
-struct TextDelta {
-    step: u32,
-    attempt: u32,
-    offset: usize,
-    text: String,
-}
-
-/// What a running tool says.
-#[derive(Deserialize)]
-struct Progress {
-    text: String,
-}
-
 /// What is on the screen.
 #[derive(Debug, Default)]
 pub(super) struct Terminal {
@@ -209,7 +195,7 @@ impl Terminal {
         match frame.event.as_str() {
             "text_delta" => serde_json::from_str(&frame.data).map(|delta| self.delta(delta)).unwrap_or_default(),
             "tool_progress" => serde_json::from_str(&frame.data)
-                .map(|Progress { text }| {
+                .map(|ToolProgress { text, run_id: _, call_id: _ }| {
                     text.lines().map(|line| self.line(&format!("| {}", shown(line, MAX_SHOWN)))).collect::<String>()
                 })
                 .unwrap_or_default(),
@@ -219,7 +205,7 @@ impl Terminal {
     }
 
     fn delta(&mut self, delta: TextDelta) -> String {
-        let TextDelta { step, attempt, offset, text } = delta;
+        let TextDelta { run_id: _, step, attempt, offset, text } = delta;
         let mut out = String::new();
         let mut streamed = match self.writing.take() {
             Some(writing) if (writing.step, writing.attempt) == (step, attempt) => writing.text,

@@ -163,7 +163,7 @@ fn nothing_a_model_or_tool_writes_reaches_the_terminal_as_a_command() {
             json!({"type": "tool_start", "step": 1, "call_id": "c", "name": hostile, "arguments": hostile,
                         "effect": "side_effect"}),
         ),
-        live("tool_progress", json!({"call_id": "c", "text": hostile})),
+        live("tool_progress", json!({"run_id": RUN, "call_id": "c", "text": hostile})),
         event(
             4,
             json!({"type": "tool_end", "step": 1, "call_id": "c", "name": hostile, "outcome": "error",

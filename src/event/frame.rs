@@ -1,8 +1,9 @@
 //! Rendering of server-sent events (WHATWG HTML, "Server-sent events").
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::cursor::Cursor;
 use crate::domain::{Event, RunId, RunView};
@@ -35,21 +36,94 @@ pub(super) struct MessageName {
     pub(super) attempt: u32,
 }
 
-/// The first frame of a subscription.
-#[derive(Serialize)]
-pub(super) struct Snapshot<'a> {
+/// The frame `snapshot`, the first of every subscription: the run as it stands. It has no id.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Snapshot)]
+pub struct Snapshot<'a> {
+    /// The run.
     pub(super) run: RunView,
+    /// The tool calls that are executing now.
+    #[schema(value_type = Vec<ExecutingCall>)]
     pub(super) executing: &'a [ExecutingCall],
+    /// The message being written; `null` when there is none.
     pub(super) writing: Option<Writing>,
 }
 
-/// The message being written when a snapshot is taken.
-#[derive(Serialize)]
-pub(super) struct Writing {
+/// The message being written when a snapshot is taken. Its text follows from the reader's cursor on.
+#[derive(Serialize, ToSchema)]
+#[schema(as = MessageBeingWritten)]
+pub struct Writing {
+    /// The step it belongs to, from 1.
     pub(super) step: u32,
+    /// The attempt, from 1.
     pub(super) attempt: u32,
-    /// Unicode scalar values of its visible text.
+    /// Unicode scalar values of its visible text so far.
     pub(super) length: usize,
+}
+
+/// The frame `text_delta`: a piece of the visible text of the message being written. Its id is `SEQ.OFFSET`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TextDelta {
+    /// The run.
+    #[schema(value_type = String, example = "run_019000000000700080000000000000ab")]
+    pub run_id: RunId,
+    /// The step the message belongs to, from 1.
+    pub step: u32,
+    /// The attempt, from 1; a later one replaces all deltas of the one before.
+    pub attempt: u32,
+    /// Where the piece starts in the text, in Unicode scalar values.
+    pub offset: usize,
+    /// The piece.
+    pub text: String,
+}
+
+/// The frame `reasoning_delta`: a piece of what the model reasons. Its id is `SEQ.OFFSET.ROFFSET`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReasoningDelta {
+    /// The run.
+    #[schema(value_type = String, example = "run_019000000000700080000000000000ab")]
+    pub run_id: RunId,
+    /// The step the message belongs to, from 1.
+    pub step: u32,
+    /// The attempt, from 1; a later one replaces all deltas of the one before.
+    pub attempt: u32,
+    /// Where the piece starts in the reasoning, in Unicode scalar values.
+    pub offset: usize,
+    /// The piece.
+    pub text: String,
+}
+
+/// The frame `tool_call_delta`: a piece of a tool call being written. It has no id and is not repeated; the whole call
+/// comes with the finished message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ToolCallDelta {
+    /// The run.
+    #[schema(value_type = String, example = "run_019000000000700080000000000000ab")]
+    pub run_id: RunId,
+    /// The step the message belongs to, from 1.
+    pub step: u32,
+    /// The attempt, from 1; a later one replaces all deltas of the one before.
+    pub attempt: u32,
+    /// Which call of the message, from 0.
+    pub index: usize,
+    /// Its id; empty while it is not known.
+    pub call_id: String,
+    /// The tool; empty while it is not known.
+    pub name: String,
+    /// The next piece of its arguments, which are JSON once they are whole.
+    pub arguments: String,
+}
+
+/// The frame `tool_progress`: what a running tool says of its progress. It has no id and is not repeated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ToolProgress {
+    /// The run.
+    #[schema(value_type = String, example = "run_019000000000700080000000000000ab")]
+    pub run_id: RunId,
+    /// The call.
+    pub call_id: String,
+    /// What it says.
+    pub text: String,
 }
 
 /// A durable event. Its id is its number.
@@ -168,6 +242,19 @@ mod tests {
             "event: tool_progress\ndata: {\"run_id\":\"run_00000000000000000000000000000000\",\"call_id\":\"c\",\
              \"text\":\"50 %\"}\n\n"
         );
+    }
+
+    #[test]
+    fn live_frames_are_of_their_published_types() {
+        fn same<T: serde::de::DeserializeOwned + Serialize>(frame: &[u8]) {
+            let text = std::str::from_utf8(frame).unwrap();
+            let data = text.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+            assert_eq!(serde_json::to_string(&serde_json::from_str::<T>(data).unwrap()).unwrap(), data);
+        }
+        same::<TextDelta>(&delta(Channel::Text, MESSAGE, Cursor::in_text(7, 4), 1, "a\n\"\u{2028}"));
+        same::<ReasoningDelta>(&delta(Channel::Reasoning, MESSAGE, Cursor::in_reasoning(7, 0, 1), 0, "r"));
+        same::<ToolCallDelta>(&tool_call_delta(MESSAGE, 1, "c\"", "t", "{\"a\":\r"));
+        same::<ToolProgress>(&tool_progress(MESSAGE.run, "c", "50 %"));
     }
 
     #[test]

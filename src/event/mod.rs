@@ -16,4 +16,5 @@ mod fake;
 
 pub use bus::{Activity, Bus, ExecutingCall, LiveRun};
 pub use cursor::{Cursor, InvalidCursor};
+pub use frame::{ReasoningDelta, Snapshot, TextDelta, ToolCallDelta, ToolProgress, Writing};
 pub use stream::{Streams, SubscribeError, Subscribed, Subscription};

@@ -86,12 +86,15 @@ pub(super) struct EventView {
 
 /// Follow a run, or read its log
 ///
-/// With `Accept: text/event-stream`: server-sent events. The first frame is a `snapshot` (no id) with the run as it
-/// stands; then every event of the log after the reader's cursor, each with its number as `id`; then what happens,
-/// as it happens: events as they are committed, and between them the fragments of the message being written
-/// (`text_delta`, `reasoning_delta`, `tool_call_delta`, `tool_progress`). A fragment of text has the id `SEQ.OFFSET`,
+/// With `Accept: text/event-stream`: server-sent events. `event` is the type of a frame and `data` JSON of the schema
+/// `StreamData`. The first frame is a `snapshot` (schema `Snapshot`, no id) with the run as it
+/// stands; then every event of the log after the reader's cursor (`Event`), each with its number as `id`; then what
+/// happens, as it happens: events as they are committed, and between them the fragments of the message being written
+/// (`text_delta`: `TextDelta`, `reasoning_delta`: `ReasoningDelta`, `tool_call_delta`: `ToolCallDelta`) and of what
+/// tools say (`tool_progress`: `ToolProgress`). A fragment of text has the id `SEQ.OFFSET`,
 /// OFFSET counting Unicode scalar values of the message; one of reasoning has `SEQ.OFFSET.ROFFSET`, ROFFSET counting
-/// those of the reasoning. Connect again with the last id in `Last-Event-ID` (or in
+/// those of the reasoning. Up to 1 MiB of a response is streamed; the rest of a longer one arrives with its `message`
+/// event. Connect again with the last id in `Last-Event-ID` (or in
 /// `after`) and the stream goes on exactly there. A comment comes every 15 seconds when nothing else does. After
 /// `run_end` the server closes; a stream resumed past it gets 204. Closing a stream never stops the run.
 ///

@@ -59,7 +59,7 @@ pub fn router(state: HttpState) -> Router {
 fn routes() -> OpenApiRouter<HttpState> {
     OpenApiRouter::with_openapi(spec::frame())
         .routes(routes!(runs::create, runs::list))
-        .routes(routes!(runs::get, runs::stop))
+        .routes(routes!(runs::get, runs::abort))
         .routes(routes!(events::events))
         .routes(routes!(runs::messages))
         .routes(routes!(catalog::agents))

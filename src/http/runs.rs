@@ -208,8 +208,11 @@ pub(super) struct RunPage {
         ("status" = Option<Vec<RunStatusName>>, Query, style = Form, explode,
             description = "Any of these statuses; repeated, or in one list with commas."),
         ("agent" = Option<String>, Query, description = "Runs of this agent.", example = "coder"),
-        ("metadata.KEY" = Option<String>, Query,
-            description = "Runs whose label KEY has this value. May be given for up to 32 labels."),
+        ("metadata" = Option<BTreeMap<String, String>>, Query, style = Form, explode,
+            example = json!({"metadata.ticket": "42"}),
+            description = "Runs with all of these labels, at most 32. Each label is a parameter of its own, \
+                           `metadata.KEY=VALUE`: the keys of this object start with `metadata.`, and its own name is \
+                           never sent."),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 200, description = "Most runs of the page; 50 if absent."),
         ("cursor" = Option<String>, Query, pattern = "^before_[0-9a-f]{32}$", description = "`next_cursor` of the page before. Opaque: do not make or change one."),
     ),
@@ -254,17 +257,17 @@ pub(super) async fn get(
     run.map(|run| Json(RunView::from(&run))).ok_or_else(Problem::run_not_found)
 }
 
-/// Stop a run
+/// Abort a run
 ///
 /// Asks the run to end as `aborted`. May be repeated. A run that has ended is left as it is.
-#[utoipa::path(delete, path = "/runs/{id}", operation_id = "stop_run", tag = "runs",
+#[utoipa::path(delete, path = "/runs/{id}", operation_id = "abort_run", tag = "runs",
     params(("id" = String, Path, pattern = "^run_[0-9a-f]{32}$", description = "The run.", example = "run_019000000000700080000000000000ab")),
     responses(
-        (status = 202, description = "It is stopping.", body = RunView),
+        (status = 202, description = "It is being aborted.", body = RunView),
         (status = 200, description = "It had ended.", body = RunView),
         RunProblems,
     ))]
-pub(super) async fn stop(
+pub(super) async fn abort(
     Query(NoQuery): Query<NoQuery>,
     Tenant(tenant): Tenant,
     RunPath(id): RunPath,

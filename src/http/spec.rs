@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::response::{Response, ResponseBuilder};
+use utoipa::openapi::schema::{AnyOf, AnyOfBuilder, Discriminator, Schema};
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr};
 use utoipa::{IntoResponses, OpenApi as _};
 
 use super::problem::{PROBLEM_JSON, ProblemBody, ProblemCode};
+use crate::domain::EventKind;
+use crate::event::{ReasoningDelta, Snapshot, TextDelta, ToolCallDelta, ToolProgress};
 
 const DESCRIPTION: &str = "\
 hames executes LLM agents: a run is the loop of one model and its tools over one task, kept in a log that can be \
@@ -25,6 +28,9 @@ after a 431 without a body). The bodies being read take at most 256 MiB together
 503 `overloaded`. Headers have to arrive within 5 s and bodies within 30 s. A client that takes no byte for 30 s \
 is disconnected. Unknown fields and unknown query parameters are errors.
 
+**Access.** There are no API keys yet, and the server listens on loopback addresses only: whoever can connect may do \
+everything.
+
 **Headers.** Every answer has `x-request-id`: the caller's own when it is 1 to 128 of `A-Z a-z 0-9 - _ . :`, else a new \
 one. Times are RFC 3339 in UTC with milliseconds.";
 
@@ -33,9 +39,9 @@ one. Times are RFC 3339 in UTC with milliseconds.";
 #[openapi(
     info(title = "hames", license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")),
     servers((url = "/", description = "This server.")),
-    components(schemas(ProblemBody)),
+    components(schemas(ProblemBody, Snapshot, TextDelta, ReasoningDelta, ToolCallDelta, ToolProgress)),
     tags(
-        (name = "runs", description = "Create, follow, read and stop runs."),
+        (name = "runs", description = "Create, follow, read and abort runs."),
         (name = "catalog", description = "What is on offer."),
         (name = "operations", description = "For those who run the server."),
     ),
@@ -49,13 +55,51 @@ pub(super) fn frame() -> OpenApi {
     let table = format!("| code | status | meaning |\n|---|---|---|\n{}", codes.join("\n"));
     frame.info.description = Some(format!("{DESCRIPTION}\n\n{table}"));
     let shared = SHARED.iter().map(|(name, codes)| ((*name).to_owned(), RefOr::T(response(codes))));
-    frame.components.get_or_insert_default().responses.extend(shared);
+    let components = frame.components.get_or_insert_default();
+    components.responses.extend(shared);
+    components.schemas.insert("StreamData".to_owned(), RefOr::T(stream_data().into()));
+    // An empty list says that no operation asks for a key; without one, readers take the description for incomplete.
+    frame.security = Some(Vec::new());
     frame
+}
+
+/// What the frames of an event stream carry.
+fn stream_data() -> AnyOf {
+    let types = ["Event", "Snapshot", "TextDelta", "ReasoningDelta", "ToolCallDelta", "ToolProgress"];
+    let choice = AnyOfBuilder::new().description(Some(
+        "The data of one frame of an event stream. The frame's `event` says which: `snapshot`, `text_delta`, \
+         `reasoning_delta`, `tool_call_delta`, `tool_progress`; any other is the `type` of an event of the log.",
+    ));
+    types.into_iter().fold(choice, |choice, name| choice.item(Ref::from_schema_name(name))).build()
+}
+
+/// Gives each kind of event a schema of its own, `run_start` becoming `RunStartEvent`, so that generated code has a name
+/// for it and `type` can tell them apart.
+fn name_events(document: &mut OpenApi) {
+    let schemas = &mut document.components.get_or_insert_default().schemas;
+    let Some(RefOr::T(Schema::OneOf(mut body))) = schemas.remove("EventBody") else { return };
+    let mut discriminator = Discriminator::new("type");
+    for (item, kind) in body.items.iter_mut().zip(EventKind::ALL) {
+        let mut name = kind.as_str().split('_').flat_map(capitalized).collect::<String>();
+        name.push_str("Event");
+        let reference = Ref::from_schema_name(name.as_str());
+        discriminator.mapping.insert(kind.as_str().to_owned(), reference.ref_location.clone());
+        schemas.insert(name, std::mem::replace(item, RefOr::Ref(reference)));
+    }
+    body.discriminator = Some(discriminator);
+    schemas.insert("EventBody".to_owned(), RefOr::T(Schema::OneOf(body)));
+}
+
+fn capitalized(word: &str) -> impl Iterator<Item = char> {
+    let mut letters = word.chars();
+    letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters)
 }
 
 /// The description of the whole API.
 pub fn openapi() -> OpenApi {
-    super::routes().into_openapi()
+    let mut document = super::routes().into_openapi();
+    name_events(&mut document);
+    document
 }
 
 /// The description as it stands in `openapi.yaml`.

@@ -97,7 +97,7 @@ impl Decoder {
     }
 }
 
-/// Follows a run and checks every durable event against the contract.
+/// Follows a run and checks every frame against the contract.
 pub(crate) struct SseClient {
     client: ApiClient,
     path: String,
@@ -125,9 +125,18 @@ impl SseClient {
         if let Some(id) = &frame.id {
             self.last_id.clone_from(id);
         }
-        if frame.seq().is_some() {
-            self.client.contract().check_schema("event", "Event", &frame.json());
-        }
+        let contract = self.client.contract();
+        contract.check_schema("frame", "StreamData", &frame.json());
+        let schema = match frame.event.as_str() {
+            "snapshot" => "Snapshot",
+            "text_delta" => "TextDelta",
+            "reasoning_delta" => "ReasoningDelta",
+            "tool_call_delta" => "ToolCallDelta",
+            "tool_progress" => "ToolProgress",
+            _ => "Event",
+        };
+        contract.check_schema(&frame.event, schema, &frame.json());
+        assert_eq!(frame.seq().is_some(), schema == "Event", "{frame:?}");
         Some(frame)
     }
 
