@@ -146,6 +146,9 @@ fn cursor_of(headers: &HeaderMap, after: Option<&str>) -> Result<Cursor, Problem
         text.parse::<Cursor>().map_err(invalid)
     };
     let after = after.map(|text| read("after", text)).transpose()?;
+    if headers.get_all(LAST_EVENT_ID).iter().nth(1).is_some() {
+        return Err(Problem::new(ProblemCode::InvalidHeader, "The request has more than one `Last-Event-ID` header."));
+    }
     match headers.get(LAST_EVENT_ID) {
         // Browsers leave the header out when they have no id; others send it empty.
         Some(value) if !value.is_empty() => read("Last-Event-ID", &String::from_utf8_lossy(value.as_bytes())),
@@ -294,6 +297,18 @@ mod tests {
         assert_eq!(position(Some(b"9.12"), None), Ok(9));
         assert_eq!(position(Some(b""), Some("7")), Ok(7));
         assert!(position(Some(b"9"), Some("x")).unwrap_err().starts_with("after: "));
+    }
+
+    #[test]
+    fn two_headers_are_refused_even_where_they_agree() {
+        for second in ["7", "8", ""] {
+            let mut headers = HeaderMap::new();
+            headers.append(LAST_EVENT_ID, "7".parse().unwrap());
+            headers.append(LAST_EVENT_ID, second.parse().unwrap());
+            let problem = cursor_of(&headers, Some("7")).unwrap_err();
+            assert_eq!(problem.code(), ProblemCode::InvalidHeader);
+            assert_eq!(problem.detail(), "The request has more than one `Last-Event-ID` header.");
+        }
     }
 
     // aegra/aegra#472: a client that always sends -1 must get a clear answer, and never a stream without an end.

@@ -115,6 +115,18 @@ async fn an_idempotency_key_is_refused_and_not_ignored() {
 }
 
 #[tokio::test]
+async fn two_places_to_go_on_from_are_refused() {
+    let app = Served::start().await;
+    let path = format!("/runs/{}/events", app.waiting_run().await);
+    for accept in ["text/event-stream", "application/json"] {
+        let request = app.client.request(Method::GET, &path).header("accept", accept);
+        let request = request.header("last-event-id", "1").header("last-event-id", "2");
+        app.client.send(request).await.problem(400, "invalid_header");
+    }
+    app.stop().await;
+}
+
+#[tokio::test]
 async fn what_does_not_exist_is_named() {
     let app = Served::start().await;
     for path in ["/", "/run", "/runs/", "/RUNS", "/runs/x/y", "/runs/x/events/1", "//runs", "/metrics", "/docs"] {
