@@ -1,9 +1,14 @@
 //! Streams and pages of events.
 
+use hames::domain::Effect;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::served::Served;
+use crate::support::app::{PATIENCE, Setup};
+use crate::support::sse::SseClient;
+use crate::support::stage::{call, stage_tool};
 
 #[tokio::test]
 async fn a_new_run_can_be_followed_on_the_connection_that_made_it() {
@@ -16,16 +21,43 @@ async fn a_new_run_can_be_followed_on_the_connection_that_made_it() {
     app.stop().await;
 }
 
-// tower-rs/tower-http#420: an encoder holds small events back until it has enough.
+// tower-rs/tower-http#420: an encoder holds small events back until it has enough. Here nothing goes on before what
+// happened last has arrived.
 #[tokio::test]
-async fn a_stream_is_never_compressed() {
-    let app = Served::start().await;
-    let path = format!("/runs/{}/events", app.waiting_run().await);
-    let request = app.client.request(Method::GET, &path).header("accept-encoding", "gzip, br, zstd, deflate");
+async fn each_event_of_a_slow_run_arrives_before_the_next_one_is_made() {
+    let (setup, model) = Setup::stage();
+    let (tool, mut called) = stage_tool("slow", Effect::ReadOnly, true);
+    let app = setup.tool(tool).start().await;
+    let run = app.create(json!({"limits": {"max_tool_calls": 2}})).await.id;
+    let asked = model.asked().await;
+    let path = format!("/runs/{run}/events");
+    let request = app.client.request(Method::GET, &path).header("accept-encoding", "gzip, br, zstd");
     let mut stream = app.client.follow(request).await.unwrap();
     assert_eq!(stream.header("content-encoding"), None);
-    assert_eq!(stream.next().await.unwrap().event, "snapshot");
-    app.stop().await;
+
+    arrive(&mut stream, &["snapshot", "run_queued", "run_start", "model_start"]).await;
+    asked.text("a").await;
+    arrive(&mut stream, &["text_delta"]).await;
+    asked.reasoning("r").await;
+    arrive(&mut stream, &["reasoning_delta"]).await;
+    asked.text("b").await;
+    arrive(&mut stream, &["text_delta"]).await;
+    asked.call(vec![call("c1", "slow", json!({}))]).await;
+    arrive(&mut stream, &["model_end", "message", "tool_start"]).await;
+    called.recv().await.unwrap().returns("done");
+    arrive(&mut stream, &["tool_end", "model_start"]).await;
+    model.asked().await.answer("end").await;
+    arrive(&mut stream, &["model_end", "message", "run_end"]).await;
+    assert_eq!(stream.next().await, None);
+    app.finish().await;
+}
+
+/// Waits for these frames, which have to come in this order.
+async fn arrive(stream: &mut SseClient, events: &[&str]) {
+    for event in events {
+        let frame = timeout(PATIENCE, stream.next()).await.unwrap_or_else(|_| panic!("{event} is held back")).unwrap();
+        assert_eq!(frame.event, *event, "{frame:?}");
+    }
 }
 
 // aegra/aegra#323: a closed stream is a closed stream, and no word about the run.
