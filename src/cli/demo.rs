@@ -18,6 +18,9 @@ use crate::domain::{RunInput, RunRequest};
 /// The workspace of `hames serve --demo`, in the working directory.
 pub(super) const DIRECTORY: &str = "hames-demo";
 
+/// What is printed once the server stops; a terminal has shown `^C` before it.
+pub(super) const STOPPING: &str = "\nStopping; a second Ctrl-C ends the program at once.\n";
+
 const PROMPT: &str = "What does the shop need?";
 
 /// Makes the directory with its files. What is there already stays as it is.

@@ -46,9 +46,14 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
         let soft = shutdown.soft().clone();
         shutdown.tasks().spawn("demo", async move {
             let mut stdout = std::io::stdout();
-            let shown = soft.run_until_cancelled(demo::show(address, &mut Output::new(&mut stdout))).await;
-            if let Some(Err(error)) = shown {
+            let mut output = Output::new(&mut stdout);
+            if let Some(Err(error)) = soft.run_until_cancelled(demo::show(address, &mut output)).await {
                 tracing::error!("the demonstration failed: {}", told(&error));
+            }
+            soft.cancelled().await;
+            // The log, which says the same, is quiet here.
+            if let Err(error) = output.print(demo::STOPPING) {
+                tracing::error!("standard output cannot be written: {error}");
             }
         });
     }

@@ -337,6 +337,8 @@ async fn a_run_on_the_screen_is_not_mixed_with_the_log_unless_a_level_is_given()
     demo.wait_for("Ctrl-C stops it.").await;
     demo.terminate();
     let demo = demo.finish().await;
+    let end = "Ctrl-C stops it.\n\nStopping; a second Ctrl-C ends the program at once.\n";
+    assert!(demo.stdout.ends_with(end), "{}", demo.stdout);
     let unused = "settings: built in; ./hames.toml is not used by --demo\n";
     assert_eq!((demo.code, demo.stderr.as_str()), (Some(0), unused), "{}", demo.stdout);
 
