@@ -18,9 +18,29 @@ pub(super) fn said(text: &str) -> String {
     excerpt(text, MAX_SAID)
 }
 
+/// What of a request the command line gives, by its path.
+const ARGUMENTS: [(&str, &str); 5] = [
+    ("$.input", "the prompt"),
+    ("$.agent", "--agent"),
+    ("$.model", "--model"),
+    ("$.workspace", "--workspace"),
+    ("$.limits.timeout_ms", "--timeout, in milliseconds"),
+];
+
+/// What is at fault, as it was given: by its argument where it has one.
+fn place(path: &str) -> String {
+    if let Some((_, argument)) = ARGUMENTS.iter().find(|(of, _)| *of == path) {
+        return (*argument).to_owned();
+    }
+    match path.strip_prefix("$.metadata.") {
+        Some(key) => format!("--metadata {}", shown(key, MAX_SAID)),
+        None => shown(path, MAX_SAID),
+    }
+}
+
 /// The fields at fault: one on the same line, several below each other.
 pub(super) fn fields(errors: &[FieldError]) -> String {
-    let line = |error: &FieldError| format!("{}: {}", shown(&error.path, MAX_SAID), said(&error.message));
+    let line = |error: &FieldError| format!("{}: {}", place(&error.path), said(&error.message));
     match errors {
         [only] => format!(": {}", line(only)),
         several => several.iter().map(|error| format!("\n  {}", line(error))).collect(),
@@ -66,6 +86,18 @@ impl<'w> Output<'w> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fields_are_named_as_they_were_given() {
+        let told =
+            |paths: &[&str]| fields(&paths.iter().map(|path| FieldError::new(*path, "is\nbad")).collect::<Vec<_>>());
+        assert_eq!(told(&["$.limits.timeout_ms"]), ": --timeout, in milliseconds: is bad");
+        assert_eq!(
+            told(&["$.metadata.a\n", "$.input", "$.tools[0]"]),
+            "\n  --metadata a\\n: is bad\n  the prompt: is bad\n  $.tools[0]: is bad"
+        );
+        assert_eq!(told(&[]), "");
+    }
 
     struct Failing(io::ErrorKind);
 

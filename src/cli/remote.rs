@@ -28,11 +28,11 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// Reads the address of a server.
 pub(super) fn parse_url(text: &str) -> Result<Url, String> {
-    let url = Url::parse(text).map_err(|error| error.to_string())?;
-    if !matches!(url.scheme(), "http" | "https") {
-        return Err("expected http:// or https://".to_owned());
+    let has_scheme = ["http://", "https://"].iter().any(|scheme| text.starts_with(scheme));
+    if !has_scheme {
+        return Err("must begin with http:// or https://, as in http://127.0.0.1:8080".to_owned());
     }
-    Ok(url)
+    Url::parse(text).map_err(|error| error.to_string())
 }
 
 /// A server.
@@ -276,7 +276,9 @@ mod tests {
         }
         let below = Remote::new(parse_url("https://h/hames/").unwrap()).unwrap();
         assert_eq!(below.url("runs"), "https://h/hames/runs");
-        assert!(parse_url("ftp://h").is_err());
-        assert!(parse_url("localhost:8080").is_err());
+        for bad in ["ftp://h", "localhost:8080", "127.0.0.1:8080", ""] {
+            assert!(parse_url(bad).unwrap_err().starts_with("must begin with http:// or https://"), "{bad}");
+        }
+        assert!(parse_url("http://").is_err());
     }
 }

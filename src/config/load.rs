@@ -16,6 +16,10 @@ use super::env::{Env, PREFIX, SEPARATOR};
 use super::problem::{Origin, Problem, Problems, meant};
 use super::provider::ProviderSection;
 use super::{Config, builtin, check};
+use crate::domain::text::shown;
+
+/// Most characters of a value that a message repeats.
+const MAX_SHOWN: usize = 200;
 
 /// Loads the settings. Without a file there are built-in providers and agents.
 ///
@@ -227,7 +231,7 @@ impl Sources {
                 problems.push(Problem {
                     origin: self.origin(&borrowed),
                     key: place.join("."),
-                    message: describe(&error.kind, &place),
+                    message: describe(&error.kind, &place, find(&self.merged, &borrowed).0.as_str()),
                 });
                 noted.insert(place);
             }
@@ -346,7 +350,7 @@ fn remove(root: &mut Value, path: &[&str]) -> bool {
     }
 }
 
-fn describe(kind: &Kind, place: &[String]) -> String {
+fn describe(kind: &Kind, place: &[String], given: Option<&str>) -> String {
     let key = place.last().map_or("", String::as_str);
     match kind {
         Kind::UnknownField(name, known) => format!("unknown key; {}", meant(name, known.iter().copied())),
@@ -358,7 +362,8 @@ fn describe(kind: &Kind, place: &[String]) -> String {
             format!("expected {}, found {}", expectation(expected), finding(found))
         }
         Kind::Message(message) if key == "bind" => {
-            format!("{message}; expected ADDRESS:PORT such as 127.0.0.1:8080")
+            let given = given.map(|given| format!("`{}`: ", shown(given, MAX_SHOWN))).unwrap_or_default();
+            format!("{given}{message}; expected ADDRESS:PORT such as 127.0.0.1:8080")
         }
         Kind::Message(message) => message.clone(),
         Kind::InvalidLength(..)

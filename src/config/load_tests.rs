@@ -175,7 +175,7 @@ fn wrong_types_say_what_was_expected() {
             "hames.toml: limits.timeout_ms: expected a whole number, zero or more, found 1.5",
             "hames.toml: log.format: `xml` is not allowed; expected one of text, json",
             "hames.toml: run: expected a section, found 3",
-            "hames.toml: server.bind: invalid socket address syntax; expected ADDRESS:PORT such as 127.0.0.1:8080",
+            "hames.toml: server.bind: `nowhere`: invalid socket address syntax; expected ADDRESS:PORT such as 127.0.0.1:8080",
             "hames.toml: server.max_body_bytes: expected a whole number, zero or more, found the text \"big\"",
             "hames.toml: server.max_connections: expected a whole number, zero or more, found -1",
             "hames.toml: workspaces.repo: expected a section, found the text \"/srv\"",

@@ -92,10 +92,15 @@ impl QueryReader {
 
     fn finish(self) -> Result<(), Problem> {
         let Some((name, _)) = self.pairs.first() else { return Ok(()) };
-        let message = match (nearest(name, self.known.iter().copied()), self.known.is_empty()) {
-            (Some(meant), _) => format!("is not a parameter of this route; did you mean `{meant}`?"),
-            (None, false) => format!("is not a parameter of this route; known here: {}", self.known.join(", ")),
-            (None, true) => "is not a parameter of this route, which has none".to_owned(),
+        // What ends in a dot is the beginning of many names.
+        let written = |known: &&str| format!("{known}{}", if known.ends_with('.') { "KEY" } else { "" });
+        let message = match nearest(name, self.known.iter().copied()) {
+            Some(meant) => format!("is not a parameter of this route; did you mean `{}`?", written(&meant)),
+            None if self.known.is_empty() => "is not a parameter of this route, which has none".to_owned(),
+            None => {
+                let known: Vec<_> = self.known.iter().map(written).collect();
+                format!("is not a parameter of this route; known here: {}", known.join(", "))
+            }
         };
         Err(invalid(name, message))
     }
@@ -154,7 +159,8 @@ mod tests {
     fn wrong_parameters_are_named() {
         for (query, detail) in [
             ("?wiat=5", "?wiat: is not a parameter of this route; did you mean `wait`?"),
-            ("?thread=5", "?thread: is not a parameter of this route; known here: wait, tag, metadata."),
+            ("?thread=5", "?thread: is not a parameter of this route; known here: wait, tag, metadata.KEY"),
+            ("?metadata=5", "?metadata: is not a parameter of this route; did you mean `metadata.KEY`?"),
             ("?wait=5&wait=5", "?wait: is given more than once"),
             ("?wait=", "?wait: is ``; expected a whole number from 1 to 60"),
             ("?wait=61", "?wait: is `61`; expected a whole number from 1 to 60"),

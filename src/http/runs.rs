@@ -331,7 +331,7 @@ mod tests {
             ("status=complete", "?status: `complete` is not a status; did you mean `completed`?"),
             (
                 "thread=x",
-                "?thread: is not a parameter of this route; known here: status, agent, metadata., limit, cursor",
+                "?thread: is not a parameter of this route; known here: status, agent, metadata.KEY, limit, cursor",
             ),
             ("agent=a&agent=b", "?agent: is given more than once"),
         ] {

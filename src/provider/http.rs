@@ -186,7 +186,8 @@ impl<W: Wire> HttpProvider<W> {
     fn unreachable(&self, error: reqwest::Error) -> ModelFailure {
         let error = error.without_url();
         let class = if error.is_timeout() { FailureClass::TimedOut } else { FailureClass::Unavailable };
-        ModelFailure::new(class, format!("could not be asked: {}", describe(&error)))
+        let hint = if error.is_connect() { "; is it running, and is providers.NAME.base_url its address?" } else { "" };
+        ModelFailure::new(class, format!("could not be asked: {}{hint}", describe(&error)))
     }
 
     /// Puts the provider's name before a message and makes sure that the key is not in it.

@@ -141,7 +141,9 @@ fn choose_tools(
 fn choose_workspace(asked: Option<String>, name: &str, agent: &Agent, errors: &mut Vec<FieldError>) -> Option<String> {
     let Some(asked) = asked else { return agent.workspace.clone() };
     if !agent.workspaces.contains(&asked) {
-        let message = format!("agent `{name}` does not allow the workspace `{asked}`");
+        let allowed = agent.workspaces.iter().map(|workspace| format!("`{workspace}`")).collect::<Vec<_>>().join(", ");
+        let allowed = if allowed.is_empty() { "none".to_owned() } else { allowed };
+        let message = format!("agent `{name}` does not allow the workspace `{asked}`; it allows {allowed}");
         errors.push(FieldError::new("$.workspace", message));
     }
     Some(asked)

@@ -114,6 +114,8 @@ fn every_problem_is_named_with_its_path() {
     );
     let errors = world.resolve(json!({"input": "x", "limits": {"max_steps": 201}})).unwrap_err();
     assert_eq!(errors[0].message, "201 is above the server's ceiling of 200");
+    let errors = world.resolve(json!({"input": "x", "workspace": "secret"})).unwrap_err();
+    assert_eq!(errors[0].message, "agent `coder` does not allow the workspace `secret`; it allows `repo`, `other`");
 }
 
 #[test]

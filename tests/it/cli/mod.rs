@@ -43,7 +43,7 @@ async fn check_accepts_the_example_and_names_every_problem() {
 
     let bad =
         Program::new(["check"]).env("HAMES_SERVER__BIND", "nowhere").env("HAMES_RUN__DRAIN_MS", "0").finish().await;
-    let expected = "environment variable HAMES_SERVER__BIND: server.bind: invalid socket address syntax; expected \
+    let expected = "environment variable HAMES_SERVER__BIND: server.bind: `nowhere`: invalid socket address syntax; expected \
         ADDRESS:PORT such as 127.0.0.1:8080\n\
         environment variable HAMES_RUN__DRAIN_MS: run.drain_ms: is 0; expected milliseconds from 1 to 2592000000 (30 \
         days)\n";
@@ -60,6 +60,13 @@ async fn openapi_is_printed() {
 #[tokio::test]
 async fn a_wrong_command_line_exits_with_2_and_wrong_settings_with_1() {
     assert_eq!(Program::new(["run"]).finish().await.code, Some(2));
+    let url = Program::new(["run", "hi", "--url", "127.0.0.1:8080"]).finish().await;
+    let expected = "'127.0.0.1:8080' for '--url <URL>': must begin with http:// or https://";
+    assert!(url.code == Some(2) && url.stderr.contains(expected), "{}", url.stderr);
+    let timeout = Program::new(["run", "hi", "--timeout", "5h"]).finish().await;
+    let expected = "hames: the run was refused: --timeout, in milliseconds: 18000000 is above the server's ceiling of \
+        3600000\n";
+    assert_eq!((timeout.code, timeout.stderr.as_str()), (Some(1), expected));
     let served = Program::new(["serve"]).env("HAMES_STORE__URL", "postgres://u:canary@h/d").finish().await;
     let expected = "hames: environment variable HAMES_STORE__URL: store.url: is not a SQLite database; expected \
         `sqlite:PATH`\n";
@@ -129,7 +136,7 @@ async fn what_a_server_refuses_is_told_field_by_field() {
     let server = server(Script { refusal: Some(problem), ..Script::default() }).await;
     let finished = Program::new(["run", "", "--agent", "x", "--url", &server.url]).finish().await;
     let expected = "hames: the server answered 400 Bad Request: Invalid request: 2 fields are wrong\n  \
-        $.agent: no agent `x`\\u{1b}[2J\n  $.input: is empty\n";
+        --agent: no agent `x`\\u{1b}[2J\n  the prompt: is empty\n";
     assert_eq!((finished.code, finished.stdout.as_str(), finished.stderr.as_str()), (Some(1), "", expected));
 }
 
@@ -182,7 +189,7 @@ async fn no_printed_error_says_anything_twice() {
         let refusal = Some(json!({"title": "The request is not valid", "detail": detail, "errors": errors}));
         let server = server(Script { refusal, ..Script::default() }).await;
         let refused = Program::new(["run", "hi", "--agent", "nope", "--url", &server.url]).finish().await;
-        assert!(refused.stderr.contains(if errors[0].is_null() { detail } else { "$.agent: there is no agent" }));
+        assert!(refused.stderr.contains(if errors[0].is_null() { detail } else { "--agent: there is no agent" }));
         printed.push(refused);
     }
     for Finished { code, stdout, stderr } in printed {
