@@ -108,6 +108,20 @@ fn entries_of_the_example_hold_the_defaults_of_their_kind() {
     same("commands", &config.commands, &short.commands);
 }
 
+#[test]
+fn the_settings_in_the_readme_are_good() {
+    let readme = include_str!("../../../README.md");
+    let (_, rest) = readme.split_once("```toml\n").unwrap();
+    let (settings, _) = rest.split_once("```").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hames.toml");
+    std::fs::write(&path, settings).unwrap();
+    let env = Env::from_iter([("PATH", "/usr/local/bin:/usr/bin:/bin")]);
+    let loaded = hames::config::read(Some(&path), &env);
+    let found = hames::app::verify(&loaded, &env);
+    assert_eq!((loaded.problems(), found.problems, found.hints), (&[][..], Vec::new(), Vec::new()));
+}
+
 /// A commented key is one without a default: its comment line before says what its absence means.
 #[test]
 fn what_is_commented_out_is_optional() {
