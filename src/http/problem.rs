@@ -301,12 +301,17 @@ impl From<StoreError> for Problem {
                 Self::new(ProblemCode::StoreUnavailable, "The database does not answer. Try again soon.")
                     .with_retry_after(SOON)
             }
+            // This process is about to end; another one may serve the repetition.
+            StoreError::Failed(_) => {
+                tracing::error!(error = %error, "the database failed");
+                Self::new(ProblemCode::StoreUnavailable, "The database failed; this server has to be started again.")
+                    .with_retry_after(SOON)
+            }
             StoreError::Fenced { .. }
             | StoreError::CancelRequested { .. }
-            | StoreError::Failed(_)
             | StoreError::Corrupt { .. }
             | StoreError::Unusable(_) => {
-                tracing::error!(error = %error, "the database failed");
+                tracing::error!(error = %error, "a request met something that must not be");
                 Self::internal()
             }
         }
@@ -399,17 +404,18 @@ mod tests {
             let (status, retry, ..) = answer(problem).await;
             assert_eq!((status, retry.as_deref()), (503, Some(seconds)), "{millis} ms");
         }
-        for problem in [CreateError::Stopping.into(), StoreError::Unavailable("gone".into()).into()] {
-            let (status, retry, ..) = answer(problem).await;
+        let failed = StoreError::Failed("canary: /var/lib/x".into());
+        for problem in [CreateError::Stopping.into(), StoreError::Unavailable("gone".into()).into(), failed.into()] {
+            let (status, retry, _, body) = answer(problem).await;
             assert_eq!((status, retry.as_deref()), (503, Some("5")));
+            assert!(!body.to_string().contains("canary"), "{body}");
         }
     }
 
     #[tokio::test]
     async fn inner_failures_are_not_told() {
         for problem in [
-            Problem::from(StoreError::Failed("canary: /var/lib/x".into())),
-            CreateError::Internal("canary".into()).into(),
+            Problem::from(CreateError::Internal("canary".into())),
             SubscribeError::Store(StoreError::Unusable("canary".into())).into(),
         ] {
             let (status, _, _, body) = answer(problem).await;
