@@ -14,10 +14,13 @@ use async_trait::async_trait;
 use rustix::fs::{Access, access};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use super::capture::Captured;
+use super::process::Marks;
 use super::session::{Ended, Session, Start};
 use super::supervise::{CommandHost, Report};
+use super::takeover::Left;
 use super::{Tool, ToolCtx, ToolError, time_to_return};
 use crate::config::CommandConfig;
 use crate::domain::{Effect, ToolName, ToolSpec};
@@ -151,6 +154,8 @@ pub struct CommandTool {
     spec: ToolSpec,
     presets: BTreeMap<String, Preset>,
     host: CommandHost,
+    /// Sees to commands whose calls were dropped.
+    let_go: TaskTracker,
 }
 
 impl CommandTool {
@@ -184,7 +189,7 @@ impl CommandTool {
         }
         let Ok(name) = NAME.parse::<ToolName>() else { return Ok(None) };
         let spec = ToolSpec { name, description: describe(presets, &ready), parameters: parameters(&ready) };
-        Ok(Some(Self { spec, presets: ready, host }))
+        Ok(Some(Self { spec, presets: ready, host, let_go: TaskTracker::new() }))
     }
 
     fn preset(&self, arguments: &Map<String, Value>) -> Option<(&str, &Preset)> {
@@ -232,14 +237,12 @@ impl Preset {
     }
 
     /// What the command sees: nothing but this.
-    fn environment(&self, ctx: &ToolCtx) -> BTreeMap<OsString, OsString> {
+    fn environment(&self, ctx: &ToolCtx, marks: &Marks) -> BTreeMap<OsString, OsString> {
         // A preset that names HOME wants the server's.
         let mut environment =
             BTreeMap::from([(OsString::from("HOME"), ctx.workspace.root_path().as_os_str().to_owned())]);
         environment.extend(self.environment.clone());
-        environment.insert("HAMES_RUN_ID".into(), ctx.run.to_string().into());
-        // The id comes from a model's provider; a variable cannot hold NUL.
-        environment.insert("HAMES_CALL_ID".into(), ctx.call_id.replace('\0', "\u{fffd}").into());
+        environment.extend(marks.variables());
         environment
     }
 }
@@ -376,12 +379,15 @@ impl Tool for CommandTool {
         if ctx.cancel.is_cancelled() {
             return Err(ToolError::Respond(format!("`{name}` was not started: the call was cancelled before")));
         }
+        let marks = Marks::new(&ctx.run.to_string(), &ctx.call_id);
         let start = Start {
             host: &self.host,
             directory: ctx.workspace.root_path(),
             executable: &preset.executable,
             args: &preset.args,
-            environment: preset.environment(ctx),
+            environment: preset.environment(ctx, &marks),
+            marks,
+            let_go: &self.let_go,
             max_output_bytes: preset.max_output_bytes,
         };
         let limit = Limit::of(preset.timeout, ctx.timeout);
@@ -415,19 +421,17 @@ impl Tool for CommandTool {
             Ended::Cancelled => {
                 (Verdict::Failure, "cancelled: it was started, and killed before it was done".to_owned(), 0)
             }
-            Ended::Lost => {
-                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, "a supervisor died");
-                (
-                    Verdict::Failure,
-                    "outcome unknown: its supervisor process died, and the command with it".to_owned(),
-                    0,
-                )
+            Ended::Lost(left) => {
+                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, ?left, "a supervisor died");
+                (Verdict::Failure, lost(left).to_owned(), 0)
             }
             Ended::Stuck => {
                 tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, "a command cannot be killed");
                 (
                     Verdict::Failure,
-                    "could not be stopped: it was killed, and some of its processes do not end".to_owned(),
+                    "could not be stopped: its supervisor did not answer, everything it had started was killed, and \
+                     some of that does not end"
+                        .to_owned(),
                     0,
                 )
             }
@@ -436,6 +440,20 @@ impl Tool for CommandTool {
         match verdict {
             Verdict::Success => Ok(text),
             Verdict::Failure => Err(ToolError::Respond(text)),
+        }
+    }
+}
+
+/// What is known of a command whose supervisor died.
+const fn lost(left: Left) -> &'static str {
+    match left {
+        Left::Nobody => {
+            "outcome unknown: its supervisor process died, and the command with it; what else it had started was looked \
+             for by its environment and killed, so only a process that changed its environment may still be running"
+        }
+        Left::Somebody => {
+            "outcome unknown: its supervisor process died; the command and what it had started were killed, and some of \
+             that does not end"
         }
     }
 }

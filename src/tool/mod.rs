@@ -14,6 +14,7 @@ pub mod registry;
 pub mod schema;
 mod session;
 pub mod supervise;
+mod takeover;
 mod utf8;
 pub mod workspace;
 

@@ -1,6 +1,7 @@
-//! The process table of the system: finds everybody below this process, and signals them.
+//! The process table of the system: finds everybody below a process, or with certain variables, and signals them.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io;
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
@@ -34,16 +35,61 @@ impl Process {
     }
 }
 
-/// Sends a signal to every living descendant and returns to how many. Processes that start meanwhile are missed:
-/// callers repeat until nobody is left.
+/// Sends a signal to every living descendant of this process; see [`signal_below`].
 pub(super) fn signal_descendants(signal: Signal) -> io::Result<usize> {
+    signal_below(getpid().as_raw_nonzero().get(), signal)
+}
+
+/// Sends a signal to every living descendant of a process and returns to how many. Processes that start meanwhile are
+/// missed: callers repeat until nobody is left.
+pub(super) fn signal_below(root: i32, signal: Signal) -> io::Result<usize> {
     let mut reached = 0;
-    for process in descendants(&process_table()?, getpid().as_raw_nonzero().get()) {
+    for process in descendants(&process_table()?, root) {
         if !process.is_dead && send(process, signal) {
             reached += 1;
         }
     }
     Ok(reached)
+}
+
+/// The variables that every process of a call carries from its start.
+#[derive(Clone, Debug)]
+pub(super) struct Marks([(&'static str, String); 2]);
+
+impl Marks {
+    /// The marks of a call. Its id comes from a model's provider; a variable cannot hold NUL.
+    pub(super) fn new(run: &str, call: &str) -> Self {
+        Self([("HAMES_RUN_ID", run.to_owned()), ("HAMES_CALL_ID", call.replace('\0', "\u{fffd}"))])
+    }
+
+    /// As the environment of a process has them.
+    pub(super) fn variables(&self) -> [(OsString, OsString); 2] {
+        self.0.clone().map(|(name, value)| (name.into(), value.into()))
+    }
+
+    /// Whether a process with this environment, as `/proc/PID/environ` has it, is of the call.
+    fn are_in(&self, environ: &[u8]) -> bool {
+        self.0.iter().all(|(name, value)| {
+            let mark = format!("{name}={value}");
+            environ.split(|byte| *byte == 0).any(|entry| entry == mark.as_bytes())
+        })
+    }
+}
+
+/// Kills every living process that carries the marks, but not this one, and returns how many there were. One that has
+/// changed its environment is missed, and one whose environment may not be read: another user's, or one that hides it.
+pub(super) fn kill_marked(marks: &Marks) -> io::Result<usize> {
+    let own = getpid().as_raw_nonzero().get();
+    // A process may end between two looks; that is no error.
+    let is_marked =
+        |pid: i32| std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environ| marks.are_in(&environ));
+    let mut found = 0;
+    for process in process_table()? {
+        if process.pid != own && !process.is_dead && is_marked(process.pid) && send(process, Signal::KILL) {
+            found += 1;
+        }
+    }
+    Ok(found)
 }
 
 /// Every process that can be seen.
@@ -99,6 +145,19 @@ mod tests {
         }
         let own = Process::find(std::process::id().cast_signed()).unwrap();
         assert_eq!(Some(own.parent), rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()));
+    }
+
+    #[test]
+    fn a_process_is_of_a_call_by_both_variables_and_wholly() {
+        let marks = Marks::new("r", "a\0=b\nc");
+        let environ = |call: &str| format!("PATH=/bin\0HAMES_RUN_ID=r\0HAMES_CALL_ID={call}\0");
+        assert!(marks.are_in(environ("a\u{fffd}=b\nc").as_bytes()));
+        for other in ["a\u{fffd}=b\nc2", "a", ""] {
+            assert!(!marks.are_in(environ(other).as_bytes()), "{other}");
+        }
+        for other in ["", "HAMES_RUN_ID=r\0", "XHAMES_RUN_ID=r\0HAMES_CALL_ID=a\u{fffd}=b\nc\0"] {
+            assert!(!marks.are_in(other.as_bytes()), "{other}");
+        }
     }
 
     #[test]

@@ -12,12 +12,16 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::process::{ChildStderr, ChildStdout, Command};
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_util::task::TaskTracker;
 
 use super::ToolCtx;
 use super::capture::{Capture, Captured, last_text};
+use super::process::Marks;
 use super::supervise::{CommandHost, GRACE, Report};
+use super::takeover::{Left, Supervisor};
 
 /// Bytes read at a time. Larger than a pipe, so one read empties it.
 const READ: usize = 64 * 1024;
@@ -28,8 +32,10 @@ const NOTE_BYTES: usize = 1024;
 /// Least time between two live notes.
 const NOTE_EVERY: Duration = Duration::from_millis(300);
 
-/// How long a supervisor may take beyond the grace time to end a tree and report.
-const STOP_BOUND: Duration = Duration::from_secs(2);
+/// How long a supervisor may take beyond the grace time to end a tree and report; then the server kills the tree
+/// itself. Short, because a call that was told to stop has only [`super::executor::WIND_UP`] in all; a supervisor that
+/// is merely late loses nothing by it.
+const REPORT_BOUND: Duration = Duration::from_millis(100);
 
 /// How long to wait, after the tree is gone, for the end of the pipes and of the supervisor. Bytes in the pipes are
 /// there already; only a process outside of the tree that was handed a pipe can hold it open.
@@ -48,6 +54,10 @@ pub(super) struct Start<'a> {
     pub(super) args: &'a [String],
     /// All of it.
     pub(super) environment: BTreeMap<OsString, OsString>,
+    /// What of it names the call.
+    pub(super) marks: Marks,
+    /// Owns the work on sessions that are dropped.
+    pub(super) let_go: &'a TaskTracker,
     /// Per stream.
     pub(super) max_output_bytes: usize,
 }
@@ -70,16 +80,17 @@ pub(super) enum Ended {
     TimedOut,
     /// The call was cancelled and the command killed.
     Cancelled,
-    /// The supervisor died without a report.
-    Lost,
-    /// Killed, but the tree is still not gone.
+    /// The supervisor died without a report; who was found of the command was killed.
+    Lost(Left),
+    /// The supervisor did not report, and the server could not kill all of the tree.
     Stuck,
 }
 
 /// A running command. Dropping it kills the command with everything it started: that closes the control channel.
 pub(super) struct Session {
+    // Closed before the supervisor is let go.
     control: UnixStream,
-    child: Child,
+    held: Held,
     stdout: Stream<ChildStdout>,
     stderr: Stream<ChildStderr>,
 }
@@ -96,6 +107,15 @@ enum Phase {
 enum Cause {
     Timeout,
     Cancel,
+}
+
+impl Cause {
+    const fn ended(self) -> Ended {
+        match self {
+            Self::Timeout => Ended::TimedOut,
+            Self::Cancel => Ended::Cancelled,
+        }
+    }
 }
 
 impl Session {
@@ -121,7 +141,9 @@ impl Session {
             .map_err(StartError::Spawn)?;
         let stdout = Stream::new(child.stdout.take(), start.max_output_bytes);
         let stderr = Stream::new(child.stderr.take(), start.max_output_bytes);
-        Ok(Self { control, child, stdout, stderr })
+        let supervisor = Some(Supervisor { child, marks: start.marks });
+        let held = Held { supervisor, let_go: start.let_go.clone() };
+        Ok(Self { control, held, stdout, stderr })
     }
 
     /// Runs the command to its end, but no longer than `limit` or until the call is cancelled, and returns what it
@@ -129,7 +151,7 @@ impl Session {
     pub(super) async fn run(mut self, ctx: &ToolCtx, limit: Duration) -> (Ended, Captured, Captured) {
         let ended = self.wait(ctx, limit).await;
         match ended {
-            Ended::Reported(_) | Ended::TimedOut | Ended::Cancelled | Ended::Lost => self.drain().await,
+            Ended::Reported(_) | Ended::TimedOut | Ended::Cancelled | Ended::Lost(_) => self.drain().await,
             Ended::Stuck => {}
         }
         (ended, self.stdout.capture.finish(), self.stderr.capture.finish())
@@ -157,23 +179,28 @@ impl Session {
                     return match (serde_json::from_slice::<Report>(&report), phase) {
                         (Ok(report @ (Report::NotStarted { .. } | Report::Failed { .. })), _)
                         | (Ok(report), Phase::Running) => Ended::Reported(report),
-                        (Ok(_), Phase::Stopping(Cause::Timeout)) => Ended::TimedOut,
-                        (Ok(_), Phase::Stopping(Cause::Cancel)) => Ended::Cancelled,
-                        (Err(_), _) => Ended::Lost,
+                        (Ok(_), Phase::Stopping(cause)) => cause.ended(),
+                        (Err(_), _) => Ended::Lost(self.take_over().await),
                     };
                 }
                 () = ctx.cancel.cancelled(), if matches!(phase, Phase::Running) => {
                     phase = Phase::Stopping(Cause::Cancel);
                     self.stop().await;
-                    time_is_up.as_mut().reset(Instant::now() + GRACE + STOP_BOUND);
+                    time_is_up.as_mut().reset(Instant::now() + GRACE + REPORT_BOUND);
                 }
                 () = time_is_up.as_mut() => match phase {
                     Phase::Running => {
                         phase = Phase::Stopping(Cause::Timeout);
                         self.stop().await;
-                        time_is_up.as_mut().reset(Instant::now() + GRACE + STOP_BOUND);
+                        time_is_up.as_mut().reset(Instant::now() + GRACE + REPORT_BOUND);
                     }
-                    Phase::Stopping(_) => return Ended::Stuck,
+                    Phase::Stopping(cause) => {
+                        tracing::warn!(call_id = ctx.call_id, "a supervisor does not report; its command is killed");
+                        return match self.take_over().await {
+                            Left::Nobody => cause.ended(),
+                            Left::Somebody => Ended::Stuck,
+                        };
+                    }
                 },
                 () = sleep_until(next_note), if !notes.recent.is_empty() => notes.send(ctx),
                 (stream, length) = read_either(&mut self.stdout, &mut self.stderr) => {
@@ -195,6 +222,13 @@ impl Session {
         }
     }
 
+    async fn take_over(&mut self) -> Left {
+        match &mut self.held.supervisor {
+            Some(supervisor) => supervisor.take_over().await,
+            None => Left::Nobody,
+        }
+    }
+
     /// Takes what is left in the pipes, and the exit of the supervisor.
     async fn drain(&mut self) {
         let bound = Instant::now() + DRAIN_BOUND;
@@ -204,11 +238,29 @@ impl Session {
                 break;
             }
         }
-        match timeout_at(bound, self.child.wait()).await {
-            Ok(Ok(_)) => {}
-            // The runtime goes on waiting for a child that is dropped.
+        let Some(supervisor) = &mut self.held.supervisor else { return };
+        match timeout_at(bound, supervisor.child.wait()).await {
+            Ok(Ok(_)) => self.held.supervisor = None,
             Ok(Err(error)) => tracing::warn!(%error, "waiting for a supervisor failed"),
             Err(_) => tracing::warn!("a supervisor reported and does not exit"),
+        }
+    }
+}
+
+/// The supervisor of a session.
+struct Held {
+    /// `None` after its end.
+    supervisor: Option<Supervisor>,
+    let_go: TaskTracker,
+}
+
+impl Drop for Held {
+    /// A supervisor that the command has stopped cannot see that it was let go.
+    fn drop(&mut self) {
+        let Some(supervisor) = self.supervisor.take() else { return };
+        match Handle::try_current() {
+            Ok(runtime) => drop(self.let_go.spawn_on(supervisor.see_off(), &runtime)),
+            Err(error) => tracing::debug!(%error, "nothing is left that could wait for a supervisor"),
         }
     }
 }

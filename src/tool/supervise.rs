@@ -11,7 +11,9 @@
 //! - Polite means SIGTERM to every descendant, then half a second, then SIGKILL until nobody is left. What the command
 //!   leaves behind when it ends by itself is stopped the same way.
 //!
-//! A command runs as the server's user, so a hostile one can kill its supervisor and keep what it detached.
+//! A command runs as the server's user, so a hostile one can stop or kill its supervisor. The server then kills the
+//! command itself (see `takeover`): all of it below a supervisor that was stopped; below one that was killed, the
+//! command and what it detached with its environment unchanged. Nobody does that when the server is dead.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, PipeReader, Read, Write};

@@ -105,6 +105,77 @@ async fn death_of_the_server_during_a_polite_stop_ends_the_tree() {
     gone(&sweep.0, Instant::now()).await;
 }
 
+/// A child that ignores SIGTERM and one that has detached itself; then a signal to the supervisor, and the command goes
+/// on.
+fn against_its_supervisor(signal: &str) -> String {
+    format!(
+        "trap '' TERM; sleep 1000 & (setsid sh -c 'sleep 1000 & touch detached' &); \
+         while [ ! -e detached ]; do :; done; echo planted; kill -{signal} $PPID; touch done; wait"
+    )
+}
+
+/// The same with SIGSTOP, and with a child that cannot be told by its environment. It carries the marker as an argument.
+fn stops_its_supervisor() -> String {
+    let child = "setsid env -i /bin/sh -c 'touch cleared; kill -STOP $$; :' $0 &";
+    format!("({child}); while [ ! -e cleared ]; do :; done; {}", against_its_supervisor("STOP"))
+}
+
+/// From the moment a supervisor is missed to the last process gone.
+const TAKEN_OVER: Duration = Duration::from_secs(2);
+
+async fn taken_over(marker: &str, since: Instant) {
+    until("the whole tree is gone", || marked(marker).is_empty()).await;
+    assert!(since.elapsed() <= TAKEN_OVER, "the tree took {:?} to end", since.elapsed());
+}
+
+#[tokio::test]
+async fn a_stopped_supervisor_does_not_save_its_tree_from_cancel() {
+    let sweep = Sweep(unique("tree"));
+    let bench = bench(&stops_its_supervisor(), &sweep.0, 60_000);
+    let cancel = async {
+        until("the supervisor is stopped", || bench.directory.path().join("done").exists()).await;
+        bench.ctx.cancel.cancel();
+        Instant::now()
+    };
+    let (result, since) = tokio::join!(bench.run(), cancel);
+    assert_eq!(marked(&sweep.0), Vec::<i32>::new(), "nobody is left when the call returns");
+    assert!(since.elapsed() <= TAKEN_OVER, "the tree took {:?} to end", since.elapsed());
+    let text = failure(result);
+    assert!(text.starts_with("cancelled: it was started, and killed before it was done\n"), "{text}");
+    assert!(text.contains("\n--- stdout ---\nplanted\n"), "{text}");
+}
+
+#[tokio::test]
+async fn a_stopped_supervisor_does_not_save_its_tree_from_a_timeout() {
+    let sweep = Sweep(unique("tree"));
+    let bench = bench(&stops_its_supervisor(), &sweep.0, 3_000);
+    let text = failure(bench.run().await);
+    assert_eq!(marked(&sweep.0), Vec::<i32>::new(), "nobody is left when the call returns");
+    assert!(text.starts_with("timed out after 3000 ms and was killed\n"), "{text}");
+    assert!(bench.directory.path().join("done").exists());
+}
+
+#[tokio::test]
+async fn a_stopped_supervisor_does_not_save_its_tree_when_the_call_is_dropped() {
+    let sweep = Sweep(unique("tree"));
+    let bench = bench(&stops_its_supervisor(), &sweep.0, 60_000);
+    tokio::select! {
+        result = bench.run() => panic!("ended before it was dropped: {result:?}"),
+        () = until("the supervisor is stopped", || bench.directory.path().join("done").exists()) => {}
+    }
+    taken_over(&sweep.0, Instant::now()).await;
+}
+
+#[tokio::test]
+async fn a_killed_supervisor_does_not_save_what_its_command_detached() {
+    let sweep = Sweep(unique("tree"));
+    let bench = bench(&against_its_supervisor("KILL"), &sweep.0, 60_000);
+    let text = failure(bench.run().await);
+    assert_eq!(marked(&sweep.0), Vec::<i32>::new(), "nobody is left when the call returns");
+    assert!(text.starts_with("outcome unknown: its supervisor process died, and the command with it; "), "{text}");
+    assert!(text.contains("\n--- stdout ---\nplanted\n"), "{text}");
+}
+
 /// What the process of [`server`] has to do.
 #[derive(Serialize, Deserialize)]
 struct Order {
