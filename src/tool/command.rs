@@ -374,7 +374,7 @@ impl Tool for CommandTool {
                 (Verdict::Failure, "cancelled: it was started, and killed before it was done".to_owned(), 0)
             }
             Ended::Lost(left) => {
-                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, ?left, "a supervisor died");
+                tracing::error!(run_id = %ctx.run, call_id = ctx.call_id, command = name, "a supervisor died");
                 (Verdict::Failure, lost(left).to_owned(), 0)
             }
             Ended::Stuck => {

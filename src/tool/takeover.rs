@@ -73,7 +73,7 @@ impl Supervisor {
     pub(super) async fn see_off(mut self) {
         match timeout(LET_GO, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => return,
-            Ok(Ok(status)) => tracing::warn!(%status, "a supervisor that was let go died"),
+            Ok(Ok(_)) => tracing::warn!("a supervisor that was let go died or failed"),
             Ok(Err(error)) => tracing::warn!(%error, "waiting for a supervisor failed"),
             Err(_) => tracing::warn!("a supervisor that was let go does not end; its command is killed"),
         }
