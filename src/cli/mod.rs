@@ -1,4 +1,4 @@
-//! The command line: what can be asked for. [`exit`] has the exit code of each end.
+//! The command line: what can be asked for. `exit` has the exit code of each end.
 
 mod check;
 mod demo;
