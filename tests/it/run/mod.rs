@@ -1,5 +1,6 @@
 //! Runs through the whole service, with a model and tools that do what the test says.
 
+mod abuse;
 mod cases;
 mod end;
 mod lifecycle;

@@ -149,6 +149,11 @@ impl SseClient {
         frames
     }
 
+    /// The path of the stream.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
     /// What a browser that has handled the frames given out would send as `Last-Event-ID` now.
     pub(crate) fn last_id(&self) -> &str {
         &self.last_id
