@@ -9,6 +9,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
+use axum::response::Response;
+use futures_util::FutureExt;
+use futures_util::future::Either;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -19,6 +22,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::guard::{MAX_HEADER_BYTES, MAX_HEADERS};
@@ -55,8 +59,11 @@ pub async fn serve(listener: TcpListener, router: Router, config: &ServerConfig,
     while let Some(accepted) = accept(&listener, &permits, &mut connections, &stages.stopping).await {
         let server = Arc::clone(&server);
         connections.spawn(async move {
-            server.connection(accepted.stream).await;
+            let changes = TaskTracker::new();
+            server.connection(accepted.stream, &changes).await;
             drop(accepted.permit);
+            changes.close();
+            changes.wait().await;
         });
     }
     // New clients are refused at once and can try another server.
@@ -171,7 +178,8 @@ impl Server {
         Self { router, builder, header_timeout, write_timeout, stopping }
     }
 
-    async fn connection(&self, stream: TcpStream) {
+    /// Serves a connection until it ends. Of `changes` are the requests that go on without it.
+    async fn connection(&self, stream: TcpStream, changes: &TaskTracker) {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(error = %error, "small packets of a connection are held back");
         }
@@ -181,7 +189,7 @@ impl Server {
         let spoken = CancellationToken::new();
         let service = service_fn(|request: Request<Incoming>| {
             spoken.cancel();
-            self.router.clone().oneshot(request.map(Body::new))
+            answer(self.router.clone(), request, changes)
         });
         let connection = self.builder.serve_connection(io, service);
         tokio::pin!(connection);
@@ -204,6 +212,21 @@ impl Server {
             () = &mut silence => log_silence(),
         }
     }
+}
+
+/// Answers a request. One that may change something is a task of its own from the moment its head is read: hyper drops
+/// what a connection is at work on when its client closes it, and that may come in the same packet as the request.
+fn answer(
+    router: Router,
+    request: Request<Incoming>,
+    changes: &TaskTracker,
+) -> impl Future<Output = Result<Response, JoinError>> + Send + use<> {
+    let is_safe = request.method().is_safe();
+    let answer = router.oneshot(request.map(Body::new)).map(|answer| match answer {
+        Ok(response) => response,
+        Err(never) => match never {},
+    });
+    if is_safe { Either::Left(answer.map(Ok)) } else { Either::Right(changes.spawn(answer)) }
 }
 
 /// Clients go away all the time; only a head that was too large is worth a line, since its answer says little.

@@ -111,6 +111,11 @@ impl Queue {
         self.counts().waiting = waiting;
     }
 
+    /// Looks into the queue without waiting for a change.
+    pub(super) fn look(&self) {
+        self.changed.notify_one();
+    }
+
     /// Waits until something may have changed.
     pub(super) async fn changed(&self) {
         // Time running out is as good as a change.
@@ -144,6 +149,17 @@ mod tests {
             Some(Place::Slot(_)) => panic!("a slot"),
             None => panic!("no place"),
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_is_asked_for_does_not_wait() {
+        let queue = Queue::new(1, 2);
+        let start = tokio::time::Instant::now();
+        queue.look();
+        queue.changed().await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        queue.changed().await;
+        assert_eq!(start.elapsed(), LOOK);
     }
 
     #[test]

@@ -27,6 +27,7 @@ impl Inner {
         }
         let waiting = self.services.store.queued().await?;
         self.queue.recount(usize::try_from(waiting).unwrap_or(usize::MAX));
+        self.queue.look();
         Ok(())
     }
 

@@ -84,7 +84,9 @@ pub(super) fn kill_marked(marks: &Marks) -> io::Result<usize> {
     let is_marked =
         |pid: i32| std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environ| marks.are_in(&environ));
     let mut found = 0;
-    for process in process_table()? {
+    // One after the other: what was listed long before it is looked at may have forked and be gone.
+    for process in processes()? {
+        let process = process?;
         if process.pid != own && !process.is_dead && is_marked(process.pid) && send(process, Signal::KILL) {
             found += 1;
         }
@@ -94,13 +96,15 @@ pub(super) fn kill_marked(marks: &Marks) -> io::Result<usize> {
 
 /// Every process that can be seen.
 pub(super) fn process_table() -> io::Result<Vec<Process>> {
-    let mut table = Vec::new();
-    for entry in std::fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let pid = name.to_str().and_then(|name| name.parse().ok());
-        table.extend(pid.and_then(Process::find));
-    }
-    Ok(table)
+    processes()?.collect()
+}
+
+/// Every process that can be seen, read as the iterator goes.
+fn processes() -> io::Result<impl Iterator<Item = io::Result<Process>>> {
+    Ok(std::fs::read_dir("/proc")?.filter_map(|entry| match entry {
+        Ok(entry) => entry.file_name().to_str()?.parse().ok().and_then(Process::find).map(Ok),
+        Err(error) => Some(Err(error)),
+    }))
 }
 
 /// Everybody below `root`, parents before children.

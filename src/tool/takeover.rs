@@ -1,6 +1,6 @@
 //! Ends a command whose supervisor does not do its work any more: the command stopped it, or killed it.
 //!
-//! Two looks, each taken again until it finds nobody:
+//! Two looks, each taken again until it finds nobody several times in a row:
 //! - below the supervisor. A stopped one is still the parent of everything that detached itself, so as long as it
 //!   exists this finds all of the tree.
 //! - through the whole process table for the variables that name the run and the call. A supervisor that was killed
@@ -16,7 +16,10 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::process::{Marks, kill_marked, signal_below};
 
 /// How long one of the two looks is repeated. What SIGKILL has not ended by then waits inside the kernel.
-const LOOK_BOUND: Duration = Duration::from_millis(300);
+const LOOK_BOUND: Duration = Duration::from_millis(500);
+
+/// How many looks in a row have to find nobody: one look misses a process that forks and exits while it lasts.
+const EMPTY_LOOKS: u32 = 5;
 
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(5);
@@ -86,17 +89,47 @@ impl Supervisor {
 /// Kills again and again until there is nobody, within a bound.
 async fn repeat(kill: impl Fn() -> io::Result<usize> + Clone + Send + 'static) -> Left {
     let until = Instant::now() + LOOK_BOUND;
+    let mut empty = 0;
     loop {
         let found =
             tokio::task::spawn_blocking(kill.clone()).await.unwrap_or_else(|error| Err(io::Error::other(error)));
         match found {
-            Ok(0) => return Left::Nobody,
-            Ok(_) if Instant::now() < until => sleep(LOOK).await,
+            Ok(0) => empty += 1,
+            Ok(_) if Instant::now() < until => empty = 0,
             Ok(_) => return Left::Somebody,
             Err(error) => {
                 tracing::error!(%error, "the processes of a command cannot be looked for");
                 return Left::Somebody;
             }
         }
+        if empty == EMPTY_LOOKS {
+            return Left::Nobody;
+        }
+        sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// What a look finds, from how many looks there were before it.
+    async fn looks(find: fn(usize) -> io::Result<usize>) -> (Left, usize) {
+        let taken = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&taken);
+        let left = repeat(move || find(counter.fetch_add(1, Ordering::Relaxed))).await;
+        (left, taken.load(Ordering::Relaxed))
+    }
+
+    #[tokio::test]
+    async fn somebody_who_is_missed_by_some_looks_is_found_by_the_next() {
+        let empty = EMPTY_LOOKS as usize;
+        assert_eq!(looks(|_| Ok(0)).await, (Left::Nobody, empty));
+        assert_eq!(looks(|look| Ok(usize::from(look == 4))).await, (Left::Nobody, 5 + empty));
+        assert_eq!(looks(|_| Err(io::Error::other("no table"))).await, (Left::Somebody, 1));
+        assert_eq!(looks(|_| Ok(1)).await.0, Left::Somebody);
     }
 }

@@ -173,6 +173,25 @@ async fn callers_that_vanish_use_nothing_up() {
     app.finish().await;
 }
 
+// The end of the connection comes in one packet with the request: what it asks for is done all the same.
+#[tokio::test]
+async fn a_cancel_whose_caller_hangs_up_at_once_counts() {
+    let (setup, model) = Setup::stage();
+    let app = setup.start().await;
+    for _ in 0..5 {
+        let run = app.create(json!({})).await;
+        let asked = model.asked().await;
+        let mut socket = std::net::TcpStream::connect(app.addr).unwrap();
+        let request = format!("DELETE /runs/{} HTTP/1.1\r\nHost: {}\r\n\r\n", run.id, app.addr);
+        // The server has one thread with this test, so it sees both at once.
+        std::io::Write::write_all(&mut socket, request.as_bytes()).unwrap();
+        drop(socket);
+        assert_eq!(app.ended(run.id).await.status.name(), RunStatusName::Aborted);
+        drop(asked);
+    }
+    app.finish().await;
+}
+
 // anomalyco/opencode#19423, OpenCTI-Platform/opencti#13908: many readers that do not read, on events that are stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_stalled_readers_hold_up_neither_the_run_nor_a_good_reader_and_can_resume() {
