@@ -173,17 +173,16 @@ async fn callers_that_vanish_use_nothing_up() {
     app.finish().await;
 }
 
-// The end of the connection comes in one packet with the request: what it asks for is done all the same.
-#[tokio::test]
+// The connection ends about when its request is read: what it asks for is done all the same.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_whose_caller_hangs_up_at_once_counts() {
     let (setup, model) = Setup::stage();
     let app = setup.start().await;
-    for _ in 0..5 {
+    for _ in 0..20 {
         let run = app.create(json!({})).await;
         let asked = model.asked().await;
         let mut socket = std::net::TcpStream::connect(app.addr).unwrap();
         let request = format!("DELETE /runs/{} HTTP/1.1\r\nHost: {}\r\n\r\n", run.id, app.addr);
-        // The server has one thread with this test, so it sees both at once.
         std::io::Write::write_all(&mut socket, request.as_bytes()).unwrap();
         drop(socket);
         assert_eq!(app.ended(run.id).await.status.name(), RunStatusName::Aborted);
