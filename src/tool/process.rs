@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 /// A row of the process table.
@@ -40,16 +41,16 @@ pub(super) fn signal_descendants(signal: Signal) -> io::Result<usize> {
     signal_below(getpid().as_raw_nonzero().get(), signal)
 }
 
-/// Sends a signal to every living descendant of a process and returns to how many. Processes that start meanwhile are
-/// missed: callers repeat until nobody is left.
+/// Sends a signal to every living descendant of a process and returns how many there were. Processes that start
+/// meanwhile are missed: callers repeat until nobody is left.
 pub(super) fn signal_below(root: i32, signal: Signal) -> io::Result<usize> {
-    let mut reached = 0;
+    let mut found = 0;
     for process in descendants(&process_table()?, root) {
         if !process.is_dead && send(process, signal) {
-            reached += 1;
+            found += 1;
         }
     }
-    Ok(reached)
+    Ok(found)
 }
 
 /// The variables that every process of a call carries from its start.
@@ -124,12 +125,16 @@ fn descendants(table: &[Process], root: i32) -> Vec<Process> {
 }
 
 /// Signals exactly this process: its number may have gone to another one, so it is pinned, looked at again, and
-/// then signalled. Returns whether the signal was sent.
+/// then signalled. Returns whether another look is needed: not when the system refuses the signal; but when the process
+/// is gone already, since it may have forked before.
 fn send(process: Process, signal: Signal) -> bool {
     let Some(pid) = Pid::from_raw(process.pid) else { return false };
-    let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
+    let pinned = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pinned) => pinned,
+        Err(error) => return error == Errno::SRCH,
+    };
     let is_same = Process::find(process.pid).is_some_and(|now| now.started == process.started);
-    is_same && pidfd_send_signal(pinned, signal).is_ok()
+    !is_same || pidfd_send_signal(pinned, signal).map_or_else(|error| error == Errno::SRCH, |()| true)
 }
 
 #[cfg(test)]
@@ -149,6 +154,16 @@ mod tests {
         }
         let own = Process::find(std::process::id().cast_signed()).unwrap();
         assert_eq!(Some(own.parent), rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get()));
+    }
+
+    #[test]
+    fn one_that_is_gone_when_it_is_signalled_calls_for_another_look() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let seen = Process::find(child.id().cast_signed()).unwrap();
+        assert!(send(seen, Signal::KILL));
+        child.wait().unwrap();
+        assert!(send(seen, Signal::KILL));
+        assert!(send(Process { started: 0, ..Process::find(getpid().as_raw_nonzero().get()).unwrap() }, Signal::KILL));
     }
 
     #[test]
