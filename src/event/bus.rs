@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::cursor::Cursor;
 use super::frame;
 use super::live::{Joined, Position, State, Taken};
-use crate::domain::{Delta, Event, Run, RunId};
+use crate::domain::{Delta, Event, Run, RunId, TenantId, Timestamp};
 
 type Runs = Mutex<HashMap<RunId, Weak<LiveRun>>>;
 
@@ -42,6 +42,11 @@ impl Bus {
         });
         runs.insert(run, Arc::downgrade(&live));
         live
+    }
+
+    /// The live state of a run that somebody holds.
+    pub fn find(&self, run: RunId) -> Option<Arc<LiveRun>> {
+        lock(&self.runs).get(&run).and_then(Weak::upgrade)
     }
 
     /// How many runs are held by somebody.
@@ -106,6 +111,11 @@ impl LiveRun {
         self.wake();
     }
 
+    /// Somebody asked for the end of the run, which its driver may not have heard of.
+    pub fn cancel_requested(&self, at: Timestamp) {
+        self.state().cancel_requested(at);
+    }
+
     /// A fragment of the response being written. Of a response longer than a mebibyte (text and reasoning
     /// together) the rest is not streamed; it comes with the durable message. Fragments of tool calls go to those
     /// who read now and keep up; nobody else misses them, since the message holds the whole calls.
@@ -135,6 +145,13 @@ impl LiveRun {
             // The sender lives as long as `self`.
             std::future::pending::<()>().await;
         }
+    }
+
+    /// The run as last published while it is driven in this process, if it belongs to this tenant: then the store
+    /// knows nothing of it that is not known here.
+    pub(super) fn driven_run(&self, tenant: &TenantId) -> Option<Run> {
+        let state = self.state();
+        state.run().filter(|run| !state.has_ended() && run.tenant == *tenant).cloned()
     }
 
     /// Whether a driver has published, and the run has not ended.

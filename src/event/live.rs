@@ -12,7 +12,7 @@ use super::bus::{Activity, ExecutingCall};
 use super::cursor::{Cursor, Within};
 use super::frame::{self, Channel, MessageName};
 use super::message::{MAX_MESSAGE_BYTES, OpenMessage, Place, Pushed, Rest};
-use crate::domain::{Delta, Event, EventKind, Run, RunId, Seq};
+use crate::domain::{Delta, Event, EventKind, Run, RunId, Seq, Timestamp};
 
 /// Most durable frames kept for readers.
 pub(super) const MAX_TAIL_EVENTS: usize = 256;
@@ -150,6 +150,12 @@ impl State {
         matches!(self.doing, Doing::Ended)
     }
 
+    pub(super) fn cancel_requested(&mut self, at: Timestamp) {
+        if let Some(run) = &mut self.run {
+            run.cancel_requested_at.get_or_insert(at);
+        }
+    }
+
     fn open(&self) -> Option<&OpenMessage> {
         match &self.doing {
             Doing::Writing(open) => Some(open),
@@ -175,7 +181,10 @@ impl State {
             self.recent_start += 1;
             self.trim_recent(0, 0);
         }
-        self.run = Some(run.clone());
+        let asked = self.run.as_ref().and_then(|before| before.cancel_requested_at);
+        let mut run = run.clone();
+        run.cancel_requested_at = run.cancel_requested_at.or(asked);
+        self.run = Some(run);
         let before = std::mem::replace(&mut self.doing, Doing::Idle);
         self.doing = match (activity, before) {
             (Activity::Idle, _) => Doing::Idle,

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::commit::{CommitError, LiveProgress, Moment, commit};
 use super::control::Control;
+use super::scratch::Scratch;
 use super::services::Services;
 use super::task::RestoreError;
 use super::toolbox::RunTools;
@@ -24,6 +25,7 @@ use crate::tool::workspace::Workspace;
 /// A run in progress.
 pub(super) struct Driver {
     pub(super) services: Arc<Services>,
+    pub(super) scratch: Arc<Scratch>,
     pub(super) run: Run,
     pub(super) machine: Machine,
     pub(super) tools: RunTools,
@@ -282,21 +284,13 @@ impl Driver {
     }
 
     async fn open_workspace(&self) -> Result<Arc<Workspace>, RunError> {
-        let unusable = |message: String| RunError { code: "workspace_unusable".to_owned(), message, retryable: false };
         match &self.machine.spec().workspace {
-            Some(name) => match self.services.agents.workspace(name) {
-                Some(workspace) => Ok(Arc::clone(workspace)),
-                None => Err(unusable(format!("the workspace `{name}` is no longer configured"))),
-            },
-            None => {
-                let path = self.services.scratch_path(self.run.id);
-                let opened = tokio::task::spawn_blocking(move || Workspace::scratch(&path)).await;
-                match opened {
-                    Ok(Ok(workspace)) => Ok(Arc::new(workspace)),
-                    Ok(Err(error)) => Err(unusable(error.to_string())),
-                    Err(error) => Err(unusable(format!("opening the run's own workspace failed: {error}"))),
-                }
-            }
+            Some(name) => self.services.agents.workspace(name).map(Arc::clone).ok_or_else(|| RunError {
+                code: "workspace_unusable".to_owned(),
+                message: format!("the workspace `{name}` is no longer configured"),
+                retryable: false,
+            }),
+            None => self.scratch.make(self.run.id).await,
         }
     }
 }

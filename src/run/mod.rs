@@ -10,6 +10,7 @@ mod driver;
 mod queue;
 mod recover;
 mod resolve;
+mod scratch;
 mod services;
 mod supervisor;
 mod task;

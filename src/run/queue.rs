@@ -43,7 +43,10 @@ pub(super) struct Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         drop(self.permit.take());
-        self.queue.changed.notify_one();
+        let counts = self.queue.counts();
+        if counts.entering + counts.waiting > 0 {
+            self.queue.changed.notify_one();
+        }
     }
 }
 

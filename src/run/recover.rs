@@ -23,7 +23,7 @@ impl Inner {
                 retryable: true,
             };
             self.end_lost(claimed, error).await;
-            self.clean_up(id).await;
+            self.scratch.remove_left(id).await;
         }
         let waiting = self.services.store.queued().await?;
         self.queue.recount(usize::try_from(waiting).unwrap_or(usize::MAX));

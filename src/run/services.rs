@@ -1,11 +1,9 @@
 //! What runs need of the rest of the program.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::agent::Agents;
 use crate::config::{CeilingConfig, RunConfig};
-use crate::domain::RunId;
 use crate::event::Bus;
 use crate::provider::Catalog;
 use crate::store::Store;
@@ -34,11 +32,4 @@ pub struct Services {
     pub run: RunConfig,
     /// Ceilings for requests.
     pub ceilings: CeilingConfig,
-}
-
-impl Services {
-    /// Where a run without a configured workspace has its own.
-    pub(super) fn scratch_path(&self, run: RunId) -> PathBuf {
-        self.run.scratch_dir.join(run.to_string())
-    }
 }

@@ -12,6 +12,7 @@ use super::control::Active;
 use super::driver::DriveError;
 use super::queue::{Place, Queue, Slot};
 use super::resolve::resolve;
+use super::scratch::Scratch;
 use super::services::Services;
 use crate::agent::{Interrupt, Observation};
 use crate::domain::{EventBody, FieldError, Run, RunId, RunRequest, RunSpec, RunStatus, TenantId, Timestamp, Usage};
@@ -30,6 +31,7 @@ pub struct Supervisor {
 
 pub(super) struct Inner {
     pub(super) services: Arc<Services>,
+    pub(super) scratch: Arc<Scratch>,
     pub(super) queue: Arc<Queue>,
     pub(super) active: Arc<Active>,
     pub(super) tasks: TaskTracker,
@@ -77,6 +79,7 @@ impl Supervisor {
     pub async fn start(services: Services) -> Result<Self, StoreError> {
         let inner = Arc::new(Inner {
             queue: Queue::new(services.run.max_concurrent, services.run.max_queued),
+            scratch: Arc::new(Scratch::new(services.run.scratch_dir.clone())),
             services: Arc::new(services),
             active: Arc::default(),
             tasks: TaskTracker::new(),
@@ -215,6 +218,11 @@ impl Inner {
         let Some(mut run) = store.request_cancel(&tenant, id, self.services.clock.now()).await? else {
             return Ok(None);
         };
+        if let (false, Some(at)) = (run.status.is_finished(), run.cancel_requested_at)
+            && let Some(live) = self.services.bus.find(id)
+        {
+            live.cancel_requested(at);
+        }
         // Asked for is asked for; from here on it is only a matter of who ends it.
         while let (false, Some(at)) = (run.status.is_finished(), run.cancel_requested_at) {
             if self.active.cancel(id, at) {

@@ -114,6 +114,7 @@ impl Inner {
         Ok(Driver {
             live: self.services.bus.live(run.id),
             services: Arc::clone(&self.services),
+            scratch: Arc::clone(&self.scratch),
             run,
             machine,
             tools,
@@ -178,21 +179,6 @@ impl Inner {
                 self.end_broken(tenant, id, error).await;
             }
         }
-        self.clean_up(id).await;
-    }
-
-    /// Removes what a run had to itself.
-    pub(super) async fn clean_up(&self, id: RunId) {
-        let path = self.services.scratch_path(id);
-        let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            other => other,
-        })
-        .await;
-        match removed {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the run's own workspace could not be removed"),
-            Err(error) => tracing::warn!(%error, "removing the run's own workspace failed"),
-        }
+        self.scratch.remove(id).await;
     }
 }

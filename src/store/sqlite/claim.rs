@@ -7,7 +7,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::read::logged_messages;
 use super::write::append;
-use super::writer::{Halt, Write};
+use super::writer::{Halt, Single};
 use crate::domain::{EncodedBody, End, EndStatus, EventBody, RunError, RunId, RunStatus, RunView, TenantId, Timestamp};
 use crate::store::row::{self, Cells, StatusColumns, run_columns};
 use crate::store::{ClaimedRun, StoreError};
@@ -33,7 +33,7 @@ pub(super) struct ClaimQueued {
 }
 
 #[async_trait]
-impl Write for ClaimQueued {
+impl Single for ClaimQueued {
     type Output = Vec<ClaimedRun>;
 
     fn bytes(&self) -> usize {
@@ -72,7 +72,7 @@ pub(super) struct EndUnreadable {
 }
 
 #[async_trait]
-impl Write for EndUnreadable {
+impl Single for EndUnreadable {
     type Output = ();
 
     fn bytes(&self) -> usize {
@@ -98,7 +98,7 @@ pub(super) struct Reclaim {
 }
 
 #[async_trait]
-impl Write for Reclaim {
+impl Single for Reclaim {
     type Output = Option<ClaimedRun>;
 
     fn bytes(&self) -> usize {
@@ -132,7 +132,7 @@ impl Write for Reclaim {
 pub(super) struct ClaimInterrupted;
 
 #[async_trait]
-impl Write for ClaimInterrupted {
+impl Single for ClaimInterrupted {
     type Output = Vec<ClaimedRun>;
 
     fn bytes(&self) -> usize {

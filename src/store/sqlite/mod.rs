@@ -1,9 +1,12 @@
 //! The store on SQLite: one file, one server, one writing task, several reading connections.
 
 mod claim;
+mod create;
 mod error;
 mod open;
+mod portion;
 mod read;
+mod step;
 mod write;
 mod writer;
 
@@ -52,7 +55,7 @@ impl SqliteStore {
 #[async_trait]
 impl Store for SqliteStore {
     async fn create_run(&self, new: NewRun) -> Result<Vec<Event>, StoreError> {
-        self.writer.write(write::CreateRun::new(new)?).await
+        self.writer.write(create::CreateRun::new(new)?).await
     }
 
     async fn run(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, StoreError> {
@@ -100,7 +103,7 @@ impl Store for SqliteStore {
     }
 
     async fn commit_step(&self, commit: StepCommit) -> Result<Committed, StoreError> {
-        self.writer.write(write::CommitStep::new(commit)?).await
+        self.writer.write(step::CommitStep::new(commit)?).await
     }
 
     async fn end_unreadable(

@@ -1,209 +1,15 @@
-//! The verbs that write, each a [`Write`]: encoded by its caller, applied by the writer.
-
-use std::collections::BTreeMap;
+//! The verbs that write one thing at a time, and the events that every write of a run appends.
 
 use async_trait::async_trait;
-use sqlx::{AssertSqlSafe, QueryBuilder, SqliteConnection};
+use sqlx::{AssertSqlSafe, SqliteConnection};
 
-use super::writer::{Halt, Write};
-use crate::domain::{EncodedBody, Event, Generation, Run, RunId, Seq, TenantId, Timestamp};
-use crate::store::row::{self, Cells, StatusColumns, run_columns};
-use crate::store::{Committed, NewRun, StepCommit, StoreError};
+use super::portion::{portions, rows};
+use super::writer::{Halt, Single};
+use crate::domain::{EncodedBody, Event, Run, RunId, Seq, TenantId, Timestamp};
+use crate::store::row::{self, run_columns};
 
 /// Most events of one statement.
-const EVENTS_PER_STATEMENT: usize = 32;
-
-/// Stores an accepted run.
-pub(super) struct CreateRun {
-    id: RunId,
-    tenant: String,
-    generation: i64,
-    status: StatusColumns,
-    agent: String,
-    model: String,
-    limits: String,
-    metadata: BTreeMap<String, String>,
-    metadata_json: String,
-    steps: u32,
-    tool_calls: u32,
-    usage: String,
-    created_at: Timestamp,
-    cancel_requested_at: Option<Timestamp>,
-    spec: String,
-    state: Option<String>,
-    events: Vec<EncodedBody>,
-}
-
-impl CreateRun {
-    pub(super) fn new(new: NewRun) -> Result<Self, StoreError> {
-        let NewRun { run, spec, state, events } = new;
-        Ok(Self {
-            id: run.id,
-            tenant: run.tenant.as_str().to_owned(),
-            generation: row::signed(run.generation)?,
-            status: StatusColumns::of(&run.status)?,
-            agent: run.agent,
-            model: run.model.to_string(),
-            limits: row::encode(&run.limits)?,
-            metadata_json: row::encode(&run.metadata)?,
-            metadata: run.metadata,
-            steps: run.steps,
-            tool_calls: run.tool_calls,
-            usage: row::encode(&run.usage)?,
-            created_at: run.created_at,
-            cancel_requested_at: run.cancel_requested_at,
-            spec: row::encode(&spec)?,
-            state,
-            events,
-        })
-    }
-}
-
-#[async_trait]
-impl Write for CreateRun {
-    type Output = Vec<Event>;
-
-    fn bytes(&self) -> usize {
-        self.spec.len() + self.metadata_json.len() + self.state.as_ref().map_or(0, String::len) + size(&self.events)
-    }
-
-    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Vec<Event>, Halt> {
-        let id = self.id.to_string();
-        sqlx::query(
-            "INSERT INTO runs (id, tenant, generation, status, agent, model, limits, metadata, steps, tool_calls, \
-             usage, last_seq, created_at, started_at, deadline_at, cancel_requested_at, finished_at, ending, state) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        )
-        .bind(&id)
-        .bind(&self.tenant)
-        .bind(self.generation)
-        .bind(self.status.status)
-        .bind(&self.agent)
-        .bind(&self.model)
-        .bind(&self.limits)
-        .bind(&self.metadata_json)
-        .bind(i64::from(self.steps))
-        .bind(i64::from(self.tool_calls))
-        .bind(&self.usage)
-        .bind(count(&self.events)?)
-        .bind(self.created_at.as_millis())
-        .bind(self.status.started_at)
-        .bind(self.status.deadline_at)
-        .bind(self.cancel_requested_at.map(Timestamp::as_millis))
-        .bind(self.status.finished_at)
-        .bind(self.status.ending.as_deref())
-        .bind(self.state.as_deref())
-        .execute(&mut *connection)
-        .await?;
-        sqlx::query("INSERT INTO run_specs (run, spec) VALUES (?, ?)")
-            .bind(&id)
-            .bind(&self.spec)
-            .execute(&mut *connection)
-            .await?;
-        if !self.metadata.is_empty() {
-            let mut sql = QueryBuilder::new("INSERT INTO run_metadata (tenant, key, value, run) ");
-            sql.push_values(&self.metadata, |mut row, (key, value)| {
-                row.push_bind(&self.tenant).push_bind(key).push_bind(value).push_bind(&id);
-            });
-            sql.build().execute(&mut *connection).await?;
-        }
-        Ok(append(connection, self.id, 0, self.created_at, &self.events).await?)
-    }
-}
-
-/// Commits one step.
-pub(super) struct CommitStep {
-    run: RunId,
-    generation: Generation,
-    fence: i64,
-    time: Timestamp,
-    status: StatusColumns,
-    cancel_requested_at: Option<i64>,
-    steps: u32,
-    tool_calls: u32,
-    usage: String,
-    state: Option<String>,
-    events: Vec<EncodedBody>,
-}
-
-impl CommitStep {
-    pub(super) fn new(commit: StepCommit) -> Result<Self, StoreError> {
-        Ok(Self {
-            run: commit.run,
-            generation: commit.generation,
-            fence: row::signed(commit.generation)?,
-            time: commit.time,
-            status: StatusColumns::of(&commit.status)?,
-            cancel_requested_at: commit.cancel_requested_at.map(Timestamp::as_millis),
-            steps: commit.steps,
-            tool_calls: commit.tool_calls,
-            usage: row::encode(&commit.usage)?,
-            state: commit.state,
-            events: commit.events,
-        })
-    }
-}
-
-#[async_trait]
-impl Write for CommitStep {
-    type Output = Committed;
-
-    fn bytes(&self) -> usize {
-        self.state.as_ref().map_or(0, String::len)
-            + self.status.ending.as_ref().map_or(0, String::len)
-            + size(&self.events)
-    }
-
-    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Committed, Halt> {
-        let count = count(&self.events)?;
-        let held = sqlx::query(
-            "UPDATE runs SET status = ?, started_at = ?, deadline_at = ?, finished_at = ?, ending = ?, steps = ?, \
-             tool_calls = ?, usage = ?, state = ?, last_seq = last_seq + ? \
-             WHERE id = ? AND generation = ? AND finished_at IS NULL AND (? IS NULL OR cancel_requested_at IS ?) \
-             RETURNING last_seq, cancel_requested_at",
-        )
-        .bind(self.status.status)
-        .bind(self.status.started_at)
-        .bind(self.status.deadline_at)
-        .bind(self.status.finished_at)
-        .bind(self.status.ending.as_deref())
-        .bind(i64::from(self.steps))
-        .bind(i64::from(self.tool_calls))
-        .bind(&self.usage)
-        .bind(self.state.as_deref())
-        .bind(count)
-        .bind(self.run.to_string())
-        .bind(self.fence)
-        .bind(self.status.finished_at)
-        .bind(self.cancel_requested_at)
-        .fetch_optional(&mut *connection)
-        .await?;
-        let Some(row) = held else { return Err(self.refusal(connection).await?.into()) };
-        let before = row.integer("last_seq")? - count;
-        let cancel_requested_at = row.optional_integer("cancel_requested_at")?.map(Timestamp::from_millis);
-        let events = append(connection, self.run, before, self.time, &self.events).await?;
-        Ok(Committed { events, cancel_requested_at })
-    }
-}
-
-impl CommitStep {
-    /// Why no row took the step.
-    async fn refusal(&self, connection: &mut SqliteConnection) -> Result<StoreError, Halt> {
-        let requested =
-            sqlx::query("SELECT cancel_requested_at FROM runs WHERE id = ? AND generation = ? AND finished_at IS NULL")
-                .bind(self.run.to_string())
-                .bind(self.fence)
-                .fetch_optional(&mut *connection)
-                .await?
-                .map(|row| row.optional_integer("cancel_requested_at"))
-                .transpose()?
-                .flatten();
-        Ok(match requested {
-            Some(at) => StoreError::CancelRequested { run: self.run, at: Timestamp::from_millis(at) },
-            None => StoreError::Fenced { run: self.run, generation: self.generation },
-        })
-    }
-}
+const EVENTS_PER_STATEMENT: usize = 64;
 
 /// Stores the wish to end a run.
 pub(super) struct RequestCancel {
@@ -213,7 +19,7 @@ pub(super) struct RequestCancel {
 }
 
 #[async_trait]
-impl Write for RequestCancel {
+impl Single for RequestCancel {
     type Output = Option<Run>;
 
     fn bytes(&self) -> usize {
@@ -244,7 +50,7 @@ impl Write for RequestCancel {
 pub(super) struct Probe;
 
 #[async_trait]
-impl Write for Probe {
+impl Single for Probe {
     type Output = ();
 
     fn bytes(&self) -> usize {
@@ -256,45 +62,68 @@ impl Write for Probe {
     }
 }
 
-/// Appends events numbered from `before + 1` and returns them as they will be read.
+/// Events that are numbered and about to be stored.
+#[derive(Default)]
+pub(super) struct Appended {
+    events: Vec<Event>,
+}
+
+impl Appended {
+    /// Numbers the events of a run from `before + 1` and gives them as they will be read.
+    pub(super) fn number(
+        &mut self,
+        run: RunId,
+        before: i64,
+        time: Timestamp,
+        bodies: &[EncodedBody],
+    ) -> Result<Vec<Event>, sqlx::Error> {
+        let first = Seq::try_from(before).map_err(|error| sqlx::Error::Decode(error.into()))? + 1;
+        let events: Vec<_> =
+            bodies.iter().zip(first..).map(|(body, seq)| Event { run, seq, time, body: body.clone() }).collect();
+        self.events.extend_from_slice(&events);
+        Ok(events)
+    }
+
+    /// Stores them all.
+    pub(super) async fn insert(self, connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+        for portion in portions(&self.events, EVENTS_PER_STATEMENT) {
+            let sql = format!("INSERT INTO run_events (run, seq, time, kind, body) VALUES {}", rows(portion.len(), 5));
+            let mut statement = sqlx::query(AssertSqlSafe(sql));
+            for event in portion {
+                let seq = i64::try_from(event.seq).map_err(|error| sqlx::Error::Encode(error.into()))?;
+                statement = statement
+                    .bind(event.run.to_string())
+                    .bind(seq)
+                    .bind(event.time.as_millis())
+                    .bind(event.body.kind.as_str())
+                    .bind(&event.body.json[..]);
+            }
+            statement.execute(&mut *connection).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Appends events of one run, numbered from `before + 1`.
 pub(super) async fn append(
     connection: &mut SqliteConnection,
     run: RunId,
     before: i64,
     time: Timestamp,
     bodies: &[EncodedBody],
-) -> Result<Vec<Event>, sqlx::Error> {
-    let id = run.to_string();
-    let mut events = Vec::with_capacity(bodies.len());
-    let mut seq = before;
-    for chunk in bodies.chunks(EVENTS_PER_STATEMENT) {
-        let mut sql = String::from("INSERT INTO run_events (run, time, seq, kind, body) VALUES ");
-        for row in 0..chunk.len() {
-            let separator = if row == 0 { "" } else { ", " };
-            let first = 3 + row * 3;
-            sql.push_str(&format!("{separator}(?1, ?2, ?{first}, ?{}, ?{})", first + 1, first + 2));
-        }
-        // The text depends on the number of rows only, so the prepared statement is found again.
-        let mut statement = sqlx::query(AssertSqlSafe(sql)).bind(&id).bind(time.as_millis());
-        for body in chunk {
-            seq += 1;
-            statement = statement.bind(seq).bind(body.kind.as_str()).bind(&body.json[..]);
-            events.push(Event { run, seq: number(seq)?, time, body: body.clone() });
-        }
-        statement.execute(&mut *connection).await?;
-    }
-    Ok(events)
+) -> Result<(), sqlx::Error> {
+    let mut appended = Appended::default();
+    appended.number(run, before, time, bodies)?;
+    appended.insert(connection).await
 }
 
-/// Reads the number of an event from its column.
-fn number(seq: i64) -> Result<Seq, sqlx::Error> {
-    Seq::try_from(seq).map_err(|error| sqlx::Error::Decode(error.into()))
+/// How many events there are, as a column counts them.
+pub(super) fn count(events: &[EncodedBody]) -> i64 {
+    // A slice never has more items than the type can count.
+    i64::try_from(events.len()).unwrap_or(i64::MAX)
 }
 
-fn count(events: &[EncodedBody]) -> Result<i64, StoreError> {
-    i64::try_from(events.len()).map_err(|error| StoreError::Failed(error.into()))
-}
-
-fn size(events: &[EncodedBody]) -> usize {
+/// Bytes of events.
+pub(super) fn size(events: &[EncodedBody]) -> usize {
     events.iter().map(|body| body.json.len()).sum()
 }

@@ -1,10 +1,14 @@
 //! The one task that writes. It commits at once when nothing else waits, and otherwise everything that waits in
-//! one transaction: a flush of the disk is paid once for the whole group.
+//! one transaction: a flush of the disk is paid once for the whole group. Writes of one kind in a group are done
+//! together, since every statement costs a round trip to the thread that SQLite works in.
 
+use std::any::{Any, TypeId};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteConnectOptions;
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -25,20 +29,65 @@ const MAX_WAITING: usize = 1024;
 /// Most attempts at one transaction while another process holds the database, each waiting up to the busy timeout.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// One write: what it does inside a transaction.
+/// One kind of write: what it does inside a transaction.
 #[async_trait]
-pub(super) trait Write: Send + Sync + 'static {
+pub(super) trait Write: Send + Sync + Sized + 'static {
     /// What the caller gets once it is committed.
     type Output: Send + 'static;
 
     /// About how many bytes it writes.
     fn bytes(&self) -> usize;
 
-    /// Does it. May be called again in a new transaction when the one it was part of could not be committed.
+    /// Does all of these and gives an answer for each, in order. None of them was answered before the others were
+    /// handed in, so any order among them is as good as another. May be called again in a new transaction when the
+    /// one it was part of could not be committed.
+    ///
+    /// # Errors
+    /// The database refused a statement: nothing of these writes may be committed.
+    async fn apply_all(
+        writes: &[&Self],
+        connection: &mut SqliteConnection,
+    ) -> Result<Vec<Result<Self::Output, StoreError>>, sqlx::Error>;
+}
+
+/// A write that gains nothing from being done together with others of its kind.
+#[async_trait]
+pub(super) trait Single: Send + Sync + 'static {
+    /// See [`Write::Output`].
+    type Output: Send + 'static;
+
+    /// See [`Write::bytes`].
+    fn bytes(&self) -> usize;
+
+    /// Does it.
     async fn apply(&self, connection: &mut SqliteConnection) -> Result<Self::Output, Halt>;
 }
 
-/// Why a write does not give its output.
+#[async_trait]
+impl<S: Single> Write for S {
+    type Output = S::Output;
+
+    fn bytes(&self) -> usize {
+        Single::bytes(self)
+    }
+
+    async fn apply_all(
+        writes: &[&Self],
+        connection: &mut SqliteConnection,
+    ) -> Result<Vec<Result<Self::Output, StoreError>>, sqlx::Error> {
+        let mut answers = Vec::with_capacity(writes.len());
+        for write in writes {
+            answers.push(match write.apply(connection).await {
+                Ok(output) => Ok(output),
+                Err(Halt::Refused(error)) => Err(error),
+                Err(Halt::Database(error)) => return Err(error),
+            });
+        }
+        Ok(answers)
+    }
+}
+
+/// Why a [`Single`] write does not give its output.
 #[derive(Debug)]
 pub(super) enum Halt {
     /// It is answered with this error; what it wrote so far is committed with its group.
@@ -156,17 +205,24 @@ fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".into())
 }
 
-/// A write whose caller waits, its output type set aside.
-#[async_trait]
-trait Pending: Send {
+/// A write whose caller waits, its kind set aside.
+trait Pending: Any + Send {
     fn bytes(&self) -> usize;
-    /// Applies it and keeps the result for [`Pending::settle`].
-    async fn apply(&mut self, connection: &mut SqliteConnection) -> Result<(), sqlx::Error>;
-    /// Answers the caller: with what `apply` gave once that is committed, else with the error.
+    /// What it has in common with others that can be done together with it.
+    fn kind(&self) -> Kind;
+    /// Answers the caller: with what was kept for it once that is committed, else with the error.
     fn settle(self: Box<Self>, committed: Result<(), StoreError>);
 }
 
 type Waiting = Box<dyn Pending>;
+
+/// A kind of write.
+#[derive(Clone, Copy)]
+struct Kind {
+    id: TypeId,
+    /// Applies writes of this kind and keeps the answers for [`Pending::settle`].
+    apply_all: for<'a> fn(&'a mut [Waiting], &'a mut SqliteConnection) -> BoxFuture<'a, Result<(), sqlx::Error>>,
+}
 
 struct Entry<W: Write> {
     write: W,
@@ -174,19 +230,26 @@ struct Entry<W: Write> {
     reply: oneshot::Sender<Result<W::Output, StoreError>>,
 }
 
-#[async_trait]
+impl<W: Write> Entry<W> {
+    async fn apply_all(batch: &mut [Waiting], connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+        let mut entries: Vec<&mut Self> =
+            batch.iter_mut().filter_map(|entry| (&mut **entry as &mut dyn Any).downcast_mut()).collect();
+        let writes: Vec<&W> = entries.iter().map(|entry| &entry.write).collect();
+        let answers = W::apply_all(&writes, connection).await?;
+        for (entry, answer) in entries.iter_mut().zip(answers) {
+            entry.result = Some(answer);
+        }
+        Ok(())
+    }
+}
+
 impl<W: Write> Pending for Entry<W> {
     fn bytes(&self) -> usize {
         self.write.bytes()
     }
 
-    async fn apply(&mut self, connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
-        self.result = Some(match self.write.apply(connection).await {
-            Ok(output) => Ok(output),
-            Err(Halt::Refused(error)) => Err(error),
-            Err(Halt::Database(error)) => return Err(error),
-        });
-        Ok(())
+    fn kind(&self) -> Kind {
+        Kind { id: TypeId::of::<W>(), apply_all: |batch, connection| Box::pin(Self::apply_all(batch, connection)) }
     }
 
     fn settle(self: Box<Self>, committed: Result<(), StoreError>) {
@@ -255,12 +318,13 @@ impl Task {
     /// Commits a group and answers each of its callers, whatever happens.
     async fn commit(&mut self, mut group: Vec<Waiting>) {
         let mut attempt = 1;
+        let mut portion = Portion::Kind;
         while !group.is_empty() {
             if let Some(error) = self.state.broken.get() {
                 let error = error.clone();
                 return settle_all(group, || StoreError::Failed(error.clone().into()));
             }
-            let failure = match self.transaction(&mut group).await {
+            let failure = match self.transaction(&mut group, portion).await {
                 Ok(()) => {
                     self.state.commits.fetch_add(1, Ordering::Relaxed);
                     self.state.writes.fetch_add(group.len().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -274,9 +338,9 @@ impl Task {
             if severity == Severity::Broken {
                 self.mark_broken(error.clone());
             }
-            match failure.at {
+            match &failure.at {
                 Stage::Begin => {}
-                Stage::Entry(_) | Stage::Commit => self.undo().await,
+                Stage::Entries(_) | Stage::Commit => self.undo().await,
             }
             match (severity, failure.at) {
                 (Severity::Broken, _) => return settle_all(group, || StoreError::Failed(error.clone().into())),
@@ -287,9 +351,11 @@ impl Task {
                 (Severity::Busy, _) => {
                     return settle_all(group, || StoreError::Unavailable(error.clone().into()));
                 }
+                // Which one it was shows when each is done by itself.
+                (Severity::Statement, Stage::Entries(batch)) if batch.len() > 1 => portion = Portion::One,
                 // The others of the group did nothing wrong: they are done again without this one.
-                (Severity::Statement, Stage::Entry(at)) => {
-                    group.remove(at).settle(Err(StoreError::Failed(error.into())));
+                (Severity::Statement, Stage::Entries(batch)) => {
+                    group.remove(batch.start).settle(Err(StoreError::Failed(error.into())));
                 }
                 (Severity::Statement, Stage::Begin | Stage::Commit) => {
                     return settle_all(group, || StoreError::Failed(error.clone().into()));
@@ -298,12 +364,20 @@ impl Task {
         }
     }
 
-    async fn transaction(&mut self, group: &mut [Waiting]) -> Result<(), Failure> {
+    async fn transaction(&mut self, group: &mut [Waiting], portion: Portion) -> Result<(), Failure> {
         let failed = |at| move |error| Failure { error, at };
         // A deferred transaction that reads first cannot be upgraded once somebody else has written.
         sqlx::query("BEGIN IMMEDIATE").execute(&mut self.connection).await.map_err(failed(Stage::Begin))?;
-        for (at, entry) in group.iter_mut().enumerate() {
-            entry.apply(&mut self.connection).await.map_err(failed(Stage::Entry(at)))?;
+        let mut from = 0;
+        while let Some(kind) = group.get(from).map(|entry| entry.kind()) {
+            let count = match portion {
+                Portion::One => 1,
+                Portion::Kind => of_kind(group.get_mut(from..).unwrap_or_default(), kind.id),
+            };
+            let batch = from..from + count;
+            let entries = group.get_mut(batch.clone()).unwrap_or_default();
+            (kind.apply_all)(entries, &mut self.connection).await.map_err(failed(Stage::Entries(batch)))?;
+            from += count;
         }
         sqlx::query("COMMIT").execute(&mut self.connection).await.map_err(failed(Stage::Commit))?;
         Ok(())
@@ -339,12 +413,26 @@ struct Failure {
 }
 
 /// How far a transaction came.
-#[derive(Clone, Copy)]
 enum Stage {
     Begin,
-    /// The write at this place of the group.
-    Entry(usize),
+    /// The writes at these places of the group.
+    Entries(Range<usize>),
     Commit,
+}
+
+/// How many writes are done together.
+#[derive(Clone, Copy)]
+enum Portion {
+    /// All of a kind.
+    Kind,
+    /// One after the other.
+    One,
+}
+
+/// Moves the writes of a kind to the front, in their order, and says how many there are.
+fn of_kind(group: &mut [Waiting], kind: TypeId) -> usize {
+    group.sort_by_key(|entry| entry.kind().id != kind);
+    group.partition_point(|entry| entry.kind().id == kind)
 }
 
 fn settle_all(group: Vec<Waiting>, error: impl Fn() -> StoreError) {

@@ -62,7 +62,7 @@ impl Sql {
 }
 
 #[async_trait]
-impl Write for Sql {
+impl Single for Sql {
     type Output = ();
 
     fn bytes(&self) -> usize {
@@ -87,7 +87,7 @@ struct Gate {
 struct Hold(Arc<Gate>);
 
 #[async_trait]
-impl Write for Hold {
+impl Single for Hold {
     type Output = ();
 
     fn bytes(&self) -> usize {
@@ -242,7 +242,7 @@ struct Announced {
 }
 
 #[async_trait]
-impl Write for Announced {
+impl Single for Announced {
     type Output = ();
 
     fn bytes(&self) -> usize {

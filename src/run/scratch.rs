@@ -1,0 +1,60 @@
+//! Workspaces that runs have to themselves: made when a tool first needs one, removed with the run.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::domain::{RunError, RunId};
+use crate::tool::workspace::Workspace;
+
+/// The workspaces that runs of this process have to themselves.
+pub(super) struct Scratch {
+    dir: PathBuf,
+    made: Mutex<HashSet<RunId>>,
+}
+
+impl Scratch {
+    /// They are made below `dir`.
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir, made: Mutex::default() }
+    }
+
+    /// Makes that of a run.
+    pub(super) async fn make(&self, run: RunId) -> Result<Arc<Workspace>, RunError> {
+        let unusable = |message: String| RunError { code: "workspace_unusable".to_owned(), message, retryable: false };
+        let path = self.dir.join(run.to_string());
+        self.made().insert(run);
+        match tokio::task::spawn_blocking(move || Workspace::scratch(&path)).await {
+            Ok(Ok(workspace)) => Ok(Arc::new(workspace)),
+            Ok(Err(error)) => Err(unusable(error.to_string())),
+            Err(error) => Err(unusable(format!("opening the run's own workspace failed: {error}"))),
+        }
+    }
+
+    /// Removes that of a run, if it was made.
+    pub(super) async fn remove(&self, run: RunId) {
+        if self.made().remove(&run) {
+            self.remove_left(run).await;
+        }
+    }
+
+    /// Removes that of a run of a former process, if there is one.
+    pub(super) async fn remove_left(&self, run: RunId) {
+        let path = self.dir.join(run.to_string());
+        let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        })
+        .await;
+        match removed {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(run_id = %run, %error, "the run's own workspace could not be removed"),
+            Err(error) => tracing::warn!(run_id = %run, %error, "removing the run's own workspace failed"),
+        }
+    }
+
+    fn made(&self) -> MutexGuard<'_, HashSet<RunId>> {
+        // Each change is one call, so a panic elsewhere leaves nothing half-changed.
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
