@@ -2,6 +2,9 @@
 
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // This program is also the supervisor of the command trees it starts. Before anything else: see there.
     if let Some(code) = hames::tool::supervise::run_if_requested(std::env::args_os()) {

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::accumulator::Accumulator;
 use super::client::{Decoder, Reader, read, silent};
+use super::conversation::Conversation;
 use super::error::{ProviderError, retry_after};
 use super::names::NameMap;
 use super::{DeltaSink, Provider, json};
@@ -36,12 +37,27 @@ pub trait Wire: Send + Sync + 'static {
     fn dialect(&self) -> Self::Dialect;
     /// How tool names are spelt in this request and its response.
     fn names(&self, request: &ModelRequest) -> NameMap;
-    /// The request's body.
-    fn encode(&self, request: &ModelRequest, names: &NameMap, dialect: &Self::Dialect) -> Vec<u8>;
+    /// The request's body; what is new in it is added to the conversation.
+    fn encode(
+        &self,
+        request: &ModelRequest,
+        names: &NameMap,
+        learnt: &Learnt<Self::Dialect>,
+        conversation: &mut Conversation,
+    ) -> Result<Vec<u8>, serde_json::Error>;
     /// A reader for one response.
     fn decoder(&self) -> Self::Decoder;
     /// What to assume from now on when the server refused a request written with `used`, if that may help.
     fn adapt(&self, used: &Self::Dialect, status: u16, error: &ProviderError, body: &str) -> Option<Self::Dialect>;
+}
+
+/// What is known of a server.
+#[derive(Clone, Debug)]
+pub struct Learnt<D> {
+    /// What it takes.
+    pub dialect: D,
+    /// How often it corrected us.
+    pub version: u64,
 }
 
 /// Where a provider is and how patient to be with it.
@@ -77,7 +93,7 @@ pub enum SetupError {
 /// A provider behind HTTP.
 pub struct HttpProvider<W: Wire> {
     wire: W,
-    dialect: Mutex<W::Dialect>,
+    learnt: Mutex<Learnt<W::Dialect>>,
     client: Client,
     url: Url,
     headers: HeaderMap,
@@ -108,10 +124,10 @@ impl<W: Wire> HttpProvider<W> {
             .connect_timeout(settings.connect_timeout)
             .user_agent(concat!("hames/", env!("CARGO_PKG_VERSION")))
             .build()?;
-        let dialect = Mutex::new(wire.dialect());
+        let learnt = Mutex::new(Learnt { dialect: wire.dialect(), version: 0 });
         Ok(Self {
             wire,
-            dialect,
+            learnt,
             client,
             url,
             headers,
@@ -121,9 +137,14 @@ impl<W: Wire> HttpProvider<W> {
         })
     }
 
-    async fn attempt(&self, request: &ModelRequest, sink: &mut dyn DeltaSink) -> Result<ModelTurn, ModelFailure> {
+    async fn attempt(
+        &self,
+        request: &ModelRequest,
+        conversation: &mut Conversation,
+        sink: &mut dyn DeltaSink,
+    ) -> Result<ModelTurn, ModelFailure> {
         let names = self.wire.names(request);
-        let response = self.send(request, &names).await?;
+        let response = self.send(request, conversation, &names).await?;
         let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let accumulator = Accumulator::new(request.step, names);
         let reader = Reader::new(content_type, self.wire.decoder(), accumulator);
@@ -132,10 +153,17 @@ impl<W: Wire> HttpProvider<W> {
     }
 
     /// Sends the request, again where a refusal taught something about the server.
-    async fn send(&self, request: &ModelRequest, names: &NameMap) -> Result<Response, ModelFailure> {
+    async fn send(
+        &self,
+        request: &ModelRequest,
+        conversation: &mut Conversation,
+        names: &NameMap,
+    ) -> Result<Response, ModelFailure> {
         loop {
-            let dialect = self.dialect.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let body = self.wire.encode(request, names, &dialect);
+            let learnt = self.learnt().clone();
+            let body = self.wire.encode(request, names, &learnt, conversation).map_err(|error| {
+                ModelFailure::new(FailureClass::InvalidRequest, format!("the request cannot be written: {error}"))
+            })?;
             let sending = self.client.post(self.url.clone()).headers(self.headers.clone()).body(body).send();
             let response = match timeout(self.idle_timeout, sending).await {
                 Ok(Ok(response)) => response,
@@ -151,17 +179,23 @@ impl<W: Wire> HttpProvider<W> {
             let value = json::document(&body).and_then(json::value);
             let error = value.as_ref().and_then(ProviderError::find).unwrap_or_else(|| ProviderError::text(&body));
             // Each correction leaves the dialect it corrects for good, so this ends.
-            match self.wire.adapt(&dialect, status.as_u16(), &error, &body) {
-                Some(better) if better != dialect => {
+            match self.wire.adapt(&learnt.dialect, status.as_u16(), &error, &body) {
+                Some(better) if better != learnt.dialect => {
                     tracing::info!(
-                        host = self.url.host_str(), %status, refused = ?dialect, from_now_on = ?better,
+                        host = self.url.host_str(), %status, refused = ?learnt.dialect, from_now_on = ?better,
                         "the provider refused an option; it is asked without it"
                     );
-                    *self.dialect.lock().unwrap_or_else(PoisonError::into_inner) = better;
+                    let mut learnt = self.learnt();
+                    *learnt = Learnt { dialect: better, version: learnt.version + 1 };
                 }
                 Some(_) | None => return Err(self.refused(status, &headers, &error)),
             }
         }
+    }
+
+    fn learnt(&self) -> MutexGuard<'_, Learnt<W::Dialect>> {
+        // Each change is one assignment, so a panic elsewhere leaves nothing half-changed.
+        self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refused(&self, status: StatusCode, headers: &HeaderMap, error: &ProviderError) -> ModelFailure {
@@ -203,8 +237,13 @@ impl<W: Wire> HttpProvider<W> {
 
 #[async_trait]
 impl<W: Wire> Provider for HttpProvider<W> {
-    async fn call(&self, request: &ModelRequest, sink: &mut dyn DeltaSink) -> Result<ModelTurn, ModelFailure> {
-        self.attempt(request, sink).await.map_err(|failure| self.present(failure))
+    async fn call(
+        &self,
+        request: &ModelRequest,
+        conversation: &mut Conversation,
+        sink: &mut dyn DeltaSink,
+    ) -> Result<ModelTurn, ModelFailure> {
+        self.attempt(request, conversation, sink).await.map_err(|failure| self.present(failure))
     }
 }
 

@@ -3,6 +3,7 @@
 //! A call is one attempt: it streams fragments into a [`DeltaSink`] and gives a whole turn or a classified
 //! failure. Whether to try again is decided by [`retry`] and carried out by the run's driver, which records it.
 //!
+//! The way of a request: the wire writes what is new in the [`conversation`] and puts the body together.
 //! The way of a response: [`http`] asks and checks the status; [`client`] reads the bytes and holds every rule
 //! on ends and errors; [`sse`] cuts them into events; the wire's decoder ([`openai_chat`]) turns events into
 //! fragments; [`accumulator`] folds those into the turn.
@@ -10,6 +11,7 @@
 pub mod accumulator;
 mod catalog;
 pub mod client;
+pub mod conversation;
 pub mod error;
 pub mod http;
 pub mod json;
@@ -22,6 +24,8 @@ pub mod sse;
 
 use async_trait::async_trait;
 
+use self::conversation::Conversation;
+
 pub use catalog::{Catalog, CatalogError, Endpoint};
 
 use crate::domain::{Delta, ModelFailure, ModelRequest, ModelTurn};
@@ -33,7 +37,14 @@ pub trait Provider: Send + Sync {
     ///
     /// A turn comes back only after the provider said that it was finished; anything else is a
     /// [`ModelFailure`] with its class.
-    async fn call(&self, request: &ModelRequest, sink: &mut dyn DeltaSink) -> Result<ModelTurn, ModelFailure>;
+    ///
+    /// `conversation` is that of the run with this provider, and new at its first call.
+    async fn call(
+        &self,
+        request: &ModelRequest,
+        conversation: &mut Conversation,
+        sink: &mut dyn DeltaSink,
+    ) -> Result<ModelTurn, ModelFailure>;
 }
 
 /// Takes the fragments of a response as they arrive. Never blocks.

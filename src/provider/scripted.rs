@@ -13,6 +13,7 @@ use tokio::time::sleep;
 
 use super::accumulator::{Accumulator, ArgumentPiece, CallFragment, Fragment};
 use super::client::{check_complete, corrupt};
+use super::conversation::Conversation;
 use super::json::Piece;
 use super::names::NameMap;
 use super::{DeltaSink, Provider};
@@ -184,7 +185,12 @@ impl ScriptedProvider {
 
 #[async_trait]
 impl Provider for ScriptedProvider {
-    async fn call(&self, request: &ModelRequest, sink: &mut dyn DeltaSink) -> Result<ModelTurn, ModelFailure> {
+    async fn call(
+        &self,
+        request: &ModelRequest,
+        _conversation: &mut Conversation,
+        sink: &mut dyn DeltaSink,
+    ) -> Result<ModelTurn, ModelFailure> {
         let turn = nth(&self.script.turns, request.step).ok_or_else(|| {
             let turns = self.script.turns.len();
             let message = format!("the script ran out: step {} was asked for, it has {turns} turns", request.step);

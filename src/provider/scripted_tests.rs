@@ -38,7 +38,7 @@ async fn play(provider: &ScriptedProvider, step: u32, attempt: u32) -> (Result<M
         max_output_tokens: None,
     };
     let mut log = Log::default();
-    (provider.call(&request, &mut log).await, log.0)
+    (provider.call(&request, &mut Conversation::default(), &mut log).await, log.0)
 }
 
 #[tokio::test(start_paused = true)]

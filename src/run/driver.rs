@@ -18,6 +18,7 @@ use crate::domain::{
 };
 use crate::event::LiveRun;
 use crate::provider::DeltaSink;
+use crate::provider::conversation::Conversation;
 use crate::provider::retry::Decision;
 use crate::tool::executor::{GroupCtx, execute};
 use crate::tool::workspace::Workspace;
@@ -33,6 +34,8 @@ pub(super) struct Driver {
     pub(super) control: Arc<Control>,
     pub(super) deadline: Instant,
     pub(super) timeline: Timeline,
+    /// What its provider keeps of it.
+    pub(super) conversation: Conversation,
 }
 
 /// The times of one run in this process. The clock of the machine can step back; a run's times never do, and its
@@ -113,11 +116,13 @@ impl Driver {
         let started = Instant::now();
         let control = Arc::clone(&self.control);
         let mut heard = Heard::default();
+        let mut conversation = std::mem::take(&mut self.conversation);
         let result = tokio::select! {
             biased;
             cause = interrupted(&control, self.deadline) => Err(cause),
-            result = self.attempt(call, &mut heard) => Ok(result),
+            result = self.attempt(call, &mut conversation, &mut heard) => Ok(result),
         };
+        self.conversation = conversation;
         let duration_ms = elapsed_ms(started);
         match result {
             // The provider's connection went with the attempt's future.
@@ -128,7 +133,12 @@ impl Driver {
     }
 
     /// One attempt at a model call, within its timeout.
-    async fn attempt(&self, call: ModelCall, heard: &mut Heard) -> Result<ModelTurn, Failed> {
+    async fn attempt(
+        &self,
+        call: ModelCall,
+        conversation: &mut Conversation,
+        heard: &mut Heard,
+    ) -> Result<ModelTurn, Failed> {
         let spec = self.machine.spec();
         let Some(endpoint) = self.services.catalog.get(&spec.model.provider) else {
             let message = format!("the provider `{}` is no longer configured", spec.model.provider);
@@ -146,7 +156,8 @@ impl Driver {
         };
         let limit = spec.limits.model_timeout_ms;
         let mut sink = Sink { live: &self.live, heard };
-        match timeout(Duration::from_millis(limit), endpoint.provider.call(&request, &mut sink)).await {
+        let asked = endpoint.provider.call(&request, conversation, &mut sink);
+        match timeout(Duration::from_millis(limit), asked).await {
             Ok(result) => result.map_err(Failed::ThisTime),
             Err(_) => {
                 let message = format!(

@@ -18,6 +18,7 @@ use super::toolbox::RunTools;
 use crate::agent::{AgentState, IllFormed, Machine, estimate_head};
 use crate::domain::text::panic_text;
 use crate::domain::{Run, RunError, RunId, RunStatus, TenantId};
+use crate::provider::conversation::Conversation;
 use crate::store::{ClaimedRun, StoreError};
 
 /// How many queued runs are claimed in one go.
@@ -121,6 +122,7 @@ impl Inner {
             control: Arc::clone(control),
             deadline: Instant::now() + left,
             timeline: Timeline::new(now, started_at),
+            conversation: Conversation::default(),
         })
     }
 

@@ -1,42 +1,80 @@
 //! A model request as the body of a chat completions request.
 
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
 use super::{Dialect, LimitField, ReasoningField, UsageRequest, WIRE};
 use crate::domain::{Arguments, AssistantMessage, Message, ModelRequest, Part, ToolCall, ToolSpec};
+use crate::provider::conversation::{Conversation, Encode};
 use crate::provider::names::NameMap;
 
-/// Builds the body. Every sequence it sends is one the provider takes: call arguments are JSON objects
-/// whatever the model wrote, names fit the provider's pattern, tool schemas are objects.
-pub fn encode(request: &ModelRequest, names: &NameMap, dialect: &Dialect) -> Value {
-    let system = request.instructions.iter().map(|text| json!({"role": "system", "content": text}));
-    let messages = request.messages.iter().map(|message| encode_message(message, names, dialect));
-    let mut body = Map::new();
-    body.insert("model".into(), request.model.clone().into());
-    body.insert("messages".into(), system.chain(messages).collect());
-    if !request.tools.is_empty() {
-        body.insert("tools".into(), request.tools.iter().map(|tool| encode_tool(tool, names)).collect());
-    }
-    if let Some(max) = request.max_output_tokens {
-        let field = match dialect.limit {
-            LimitField::MaxTokens => "max_tokens",
-            LimitField::MaxCompletionTokens => "max_completion_tokens",
-        };
-        body.insert(field.into(), max.into());
-    }
-    body.insert("stream".into(), true.into());
-    match dialect.usage {
-        UsageRequest::Asked => body.insert("stream_options".into(), json!({"include_usage": true})),
-        UsageRequest::Unmentioned => None,
-    };
-    Value::Object(body)
+/// The body of a request.
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    messages: Vec<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_completion_tokens: Option<u32>,
+    stream: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_options: Option<StreamOptions>,
 }
 
-fn encode_message(message: &Message, names: &NameMap, dialect: &Dialect) -> Value {
-    match message {
-        Message::User(_) => json!({"role": "user", "content": message.text()}),
-        Message::Tool(tool) => json!({"role": "tool", "tool_call_id": tool.call_id, "content": tool.content}),
-        Message::Assistant(assistant) => encode_assistant(assistant, names, dialect),
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
+}
+
+/// Builds the body out of the parts of a conversation that is up to this request.
+pub fn body(
+    request: &ModelRequest,
+    conversation: &Conversation,
+    dialect: &Dialect,
+) -> Result<Vec<u8>, serde_json::Error> {
+    let limit = |field: LimitField| request.max_output_tokens.filter(|_| dialect.limit == field);
+    serde_json::to_vec(&Body {
+        model: &request.model,
+        messages: conversation.instructions().into_iter().chain(conversation.messages()).collect(),
+        tools: conversation.tools(),
+        max_tokens: limit(LimitField::MaxTokens),
+        max_completion_tokens: limit(LimitField::MaxCompletionTokens),
+        stream: true,
+        stream_options: match dialect.usage {
+            UsageRequest::Asked => Some(StreamOptions { include_usage: true }),
+            UsageRequest::Unmentioned => None,
+        },
+    })
+}
+
+/// Writes the parts of a request. Every sequence of them is one the provider takes: call arguments are JSON objects
+/// whatever the model wrote, names fit the provider's pattern, tool schemas are objects.
+pub struct ChatEncoder<'a> {
+    /// How tool names are spelt.
+    pub names: &'a NameMap,
+    /// What the server takes.
+    pub dialect: &'a Dialect,
+}
+
+impl Encode for ChatEncoder<'_> {
+    fn instructions(&self, text: &str) -> Result<Box<RawValue>, serde_json::Error> {
+        to_raw_value(&json!({"role": "system", "content": text}))
+    }
+
+    fn tools(&self, tools: &[ToolSpec]) -> Result<Box<RawValue>, serde_json::Error> {
+        to_raw_value(&tools.iter().map(|tool| encode_tool(tool, self.names)).collect::<Vec<_>>())
+    }
+
+    fn message(&self, message: &Message) -> Result<Box<RawValue>, serde_json::Error> {
+        to_raw_value(&match message {
+            Message::User(_) => json!({"role": "user", "content": message.text()}),
+            Message::Tool(tool) => json!({"role": "tool", "tool_call_id": tool.call_id, "content": tool.content}),
+            Message::Assistant(assistant) => encode_assistant(assistant, self.names, self.dialect),
+        })
     }
 }
 

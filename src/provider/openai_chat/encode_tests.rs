@@ -24,7 +24,10 @@ fn request(messages: Vec<Message>, tools: Vec<ToolSpec>) -> ModelRequest {
 }
 
 fn body(request: &ModelRequest, dialect: Dialect) -> Value {
-    encode(request, &NameMap::new(request.tools.iter().map(|tool| tool.name.as_str())), &dialect)
+    let names = NameMap::new(request.tools.iter().map(|tool| tool.name.as_str()));
+    let mut conversation = Conversation::default();
+    conversation.bring_up_to(request, 0, &ChatEncoder { names: &names, dialect: &dialect }).unwrap();
+    serde_json::from_slice(&super::body(request, &conversation, &dialect).unwrap()).unwrap()
 }
 
 fn assistant(content: Vec<Part>, calls: &[(&str, &str)]) -> Message {

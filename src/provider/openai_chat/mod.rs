@@ -7,12 +7,13 @@ mod decode;
 mod encode;
 
 pub use decode::ChatDecoder;
-pub use encode::encode;
+pub use encode::{ChatEncoder, body};
 
 pub use crate::config::ReasoningField;
 
+use super::conversation::Conversation;
 use super::error::ProviderError;
-use super::http::Wire;
+use super::http::{Learnt, Wire};
 use super::names::NameMap;
 use crate::domain::ModelRequest;
 
@@ -77,8 +78,16 @@ impl Wire for OpenAiChat {
         NameMap::new(request.tools.iter().map(|tool| tool.name.as_str()))
     }
 
-    fn encode(&self, request: &ModelRequest, names: &NameMap, dialect: &Dialect) -> Vec<u8> {
-        encode(request, names, dialect).to_string().into_bytes()
+    fn encode(
+        &self,
+        request: &ModelRequest,
+        names: &NameMap,
+        learnt: &Learnt<Dialect>,
+        conversation: &mut Conversation,
+    ) -> Result<Vec<u8>, serde_json::Error> {
+        let Learnt { dialect, version } = learnt;
+        conversation.bring_up_to(request, *version, &ChatEncoder { names, dialect })?;
+        body(request, conversation, dialect)
     }
 
     fn decoder(&self) -> ChatDecoder {

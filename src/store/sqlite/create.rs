@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use sqlx::{AssertSqlSafe, SqliteConnection};
 
-use super::portion::{portions, rows};
+use super::script::{Script, portions, rows};
 use super::write::{Appended, count, size};
 use super::writer::Write;
 use crate::domain::{EncodedBody, Event, RunId, Timestamp};
@@ -73,71 +72,67 @@ impl Write for CreateRun {
 
     async fn apply_all(
         runs: &[&Self],
-        connection: &mut SqliteConnection,
+        script: &mut Script<'_>,
     ) -> Result<Vec<Result<Vec<Event>, StoreError>>, sqlx::Error> {
         for runs in portions(runs, ROWS_PER_STATEMENT) {
-            insert_runs(runs, connection).await?;
-            insert_specs(runs, connection).await?;
+            insert_runs(runs, script).await?;
+            insert_specs(runs, script).await?;
         }
-        insert_metadata(runs, connection).await?;
+        insert_metadata(runs, script).await?;
         let mut appended = Appended::default();
         let answers: Result<_, sqlx::Error> =
             runs.iter().map(|run| Ok(Ok(appended.number(run.id, 0, run.created_at, &run.events)?))).collect();
-        appended.insert(connection).await?;
+        appended.insert(script).await?;
         answers
     }
 }
 
-async fn insert_runs(runs: &[&CreateRun], connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+async fn insert_runs(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+    for run in runs {
+        script
+            .bind(&run.name)?
+            .bind(&run.tenant)?
+            .bind(run.generation)?
+            .bind(run.status.status)?
+            .bind(&run.agent)?
+            .bind(&run.model)?
+            .bind(&run.limits)?
+            .bind(&run.metadata_json)?
+            .bind(i64::from(run.steps))?
+            .bind(i64::from(run.tool_calls))?
+            .bind(&run.usage)?
+            .bind(count(&run.events))?
+            .bind(run.created_at.as_millis())?
+            .bind(run.status.started_at)?
+            .bind(run.status.deadline_at)?
+            .bind(run.cancel_requested_at.map(Timestamp::as_millis))?
+            .bind(run.status.finished_at)?
+            .bind(run.status.ending.as_deref())?
+            .bind(run.state.as_deref())?;
+    }
     let sql = format!(
         "INSERT INTO runs (id, tenant, generation, status, agent, model, limits, metadata, steps, tool_calls, usage, \
          last_seq, created_at, started_at, deadline_at, cancel_requested_at, finished_at, ending, state) VALUES {}",
         rows(runs.len(), 19)
     );
-    let mut statement = sqlx::query(AssertSqlSafe(sql));
-    for run in runs {
-        statement = statement
-            .bind(&run.name)
-            .bind(&run.tenant)
-            .bind(run.generation)
-            .bind(run.status.status)
-            .bind(&run.agent)
-            .bind(&run.model)
-            .bind(&run.limits)
-            .bind(&run.metadata_json)
-            .bind(i64::from(run.steps))
-            .bind(i64::from(run.tool_calls))
-            .bind(&run.usage)
-            .bind(count(&run.events))
-            .bind(run.created_at.as_millis())
-            .bind(run.status.started_at)
-            .bind(run.status.deadline_at)
-            .bind(run.cancel_requested_at.map(Timestamp::as_millis))
-            .bind(run.status.finished_at)
-            .bind(run.status.ending.as_deref())
-            .bind(run.state.as_deref());
-    }
-    statement.execute(connection).await.map(drop)
+    script.execute(&sql).await
 }
 
-async fn insert_specs(runs: &[&CreateRun], connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
-    let sql = format!("INSERT INTO run_specs (run, spec) VALUES {}", rows(runs.len(), 2));
-    let mut statement = sqlx::query(AssertSqlSafe(sql));
+async fn insert_specs(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     for run in runs {
-        statement = statement.bind(&run.name).bind(&run.spec);
+        script.bind(&run.name)?.bind(&run.spec)?;
     }
-    statement.execute(connection).await.map(drop)
+    script.execute(&format!("INSERT INTO run_specs (run, spec) VALUES {}", rows(runs.len(), 2))).await
 }
 
-async fn insert_metadata(runs: &[&CreateRun], connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+async fn insert_metadata(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     let labels: Vec<_> = runs.iter().flat_map(|run| run.metadata.iter().map(move |label| (run, label))).collect();
     for labels in portions(&labels, ROWS_PER_STATEMENT) {
-        let sql = format!("INSERT INTO run_metadata (tenant, key, value, run) VALUES {}", rows(labels.len(), 4));
-        let mut statement = sqlx::query(AssertSqlSafe(sql));
         for (run, (key, value)) in labels {
-            statement = statement.bind(&run.tenant).bind(key.as_str()).bind(value.as_str()).bind(&run.name);
+            script.bind(&run.tenant)?.bind(key.as_str())?.bind(value.as_str())?.bind(&run.name)?;
         }
-        statement.execute(&mut *connection).await?;
+        let rows = rows(labels.len(), 4);
+        script.execute(&format!("INSERT INTO run_metadata (tenant, key, value, run) VALUES {rows}")).await?;
     }
     Ok(())
 }

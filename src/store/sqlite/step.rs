@@ -3,9 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
-use sqlx::{AssertSqlSafe, SqliteConnection};
+use sqlx::SqliteConnection;
 
-use super::portion::{portions, rows};
+use super::script::{Script, portions, rows};
 use super::write::{Appended, count, size};
 use super::writer::Write;
 use crate::domain::{EncodedBody, Generation, RunId, Timestamp};
@@ -68,7 +68,7 @@ impl Write for CommitStep {
 
     async fn apply_all(
         steps: &[&Self],
-        connection: &mut SqliteConnection,
+        script: &mut Script<'_>,
     ) -> Result<Vec<Result<Committed, StoreError>>, sqlx::Error> {
         let mut answers: Vec<_> = steps.iter().map(|_| None).collect();
         let mut appended = Appended::default();
@@ -81,7 +81,7 @@ impl Write for CommitStep {
             let mut taken = HashMap::new();
             for portion in portions(&now, ROWS_PER_STATEMENT) {
                 let steps: Vec<&Self> = portion.iter().map(|(step, _)| **step).collect();
-                update(&steps, &mut taken, connection).await?;
+                update(&steps, &mut taken, script).await?;
             }
             for (step, answer) in now {
                 *answer = Some(match taken.remove(&step.run) {
@@ -90,11 +90,11 @@ impl Write for CommitStep {
                         let events = appended.number(step.run, before, step.time, &step.events)?;
                         Ok(Committed { events, cancel_requested_at: row.cancel_requested_at })
                     }
-                    None => Err(step.refusal(connection).await?),
+                    None => Err(step.refusal(script.connection().await?).await?),
                 });
             }
         }
-        appended.insert(connection).await?;
+        appended.insert(script).await?;
         Ok(answers.into_iter().flatten().collect())
     }
 }
@@ -103,7 +103,7 @@ impl Write for CommitStep {
 async fn update(
     steps: &[&CommitStep],
     taken: &mut HashMap<RunId, Taken>,
-    connection: &mut SqliteConnection,
+    script: &mut Script<'_>,
 ) -> Result<(), sqlx::Error> {
     let sql = format!(
         "WITH step (id, generation, status, started_at, deadline_at, finished_at, ending, steps, tool_calls, usage, \
@@ -116,24 +116,23 @@ async fn update(
          RETURNING id, last_seq, cancel_requested_at",
         rows(steps.len(), 13)
     );
-    let mut statement = sqlx::query(AssertSqlSafe(sql));
     for step in steps {
-        statement = statement
-            .bind(&step.name)
-            .bind(step.fence)
-            .bind(step.status.status)
-            .bind(step.status.started_at)
-            .bind(step.status.deadline_at)
-            .bind(step.status.finished_at)
-            .bind(step.status.ending.as_deref())
-            .bind(i64::from(step.steps))
-            .bind(i64::from(step.tool_calls))
-            .bind(&step.usage)
-            .bind(step.state.as_deref())
-            .bind(count(&step.events))
-            .bind(step.cancel_requested_at);
+        script
+            .bind(&step.name)?
+            .bind(step.fence)?
+            .bind(step.status.status)?
+            .bind(step.status.started_at)?
+            .bind(step.status.deadline_at)?
+            .bind(step.status.finished_at)?
+            .bind(step.status.ending.as_deref())?
+            .bind(i64::from(step.steps))?
+            .bind(i64::from(step.tool_calls))?
+            .bind(&step.usage)?
+            .bind(step.state.as_deref())?
+            .bind(count(&step.events))?
+            .bind(step.cancel_requested_at)?;
     }
-    for row in statement.fetch_all(connection).await? {
+    for row in script.fetch_all(&sql).await? {
         let id = row::run_id(&row, "id").map_err(|error| sqlx::Error::Decode(error.into()))?;
         let cancel_requested_at = row.optional_integer("cancel_requested_at")?.map(Timestamp::from_millis);
         taken.insert(id, Taken { last_seq: row.integer("last_seq")?, cancel_requested_at });

@@ -1,9 +1,9 @@
 //! The verbs that write one thing at a time, and the events that every write of a run appends.
 
 use async_trait::async_trait;
-use sqlx::{AssertSqlSafe, SqliteConnection};
+use sqlx::SqliteConnection;
 
-use super::portion::{portions, rows};
+use super::script::{Script, Trips, portions, rows};
 use super::writer::{Halt, Single};
 use crate::domain::{EncodedBody, Event, Run, RunId, Seq, TenantId, Timestamp};
 use crate::store::row::{self, run_columns};
@@ -85,20 +85,19 @@ impl Appended {
     }
 
     /// Stores them all.
-    pub(super) async fn insert(self, connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    pub(super) async fn insert(self, script: &mut Script<'_>) -> Result<(), sqlx::Error> {
         for portion in portions(&self.events, EVENTS_PER_STATEMENT) {
-            let sql = format!("INSERT INTO run_events (run, seq, time, kind, body) VALUES {}", rows(portion.len(), 5));
-            let mut statement = sqlx::query(AssertSqlSafe(sql));
             for event in portion {
                 let seq = i64::try_from(event.seq).map_err(|error| sqlx::Error::Encode(error.into()))?;
-                statement = statement
-                    .bind(event.run.to_string())
-                    .bind(seq)
-                    .bind(event.time.as_millis())
-                    .bind(event.body.kind.as_str())
-                    .bind(&event.body.json[..]);
+                script
+                    .bind(event.run.to_string())?
+                    .bind(seq)?
+                    .bind(event.time.as_millis())?
+                    .bind(event.body.kind.as_str())?
+                    .bind(&event.body.json[..])?;
             }
-            statement.execute(&mut *connection).await?;
+            let rows = rows(portion.len(), 5);
+            script.execute(&format!("INSERT INTO run_events (run, seq, time, kind, body) VALUES {rows}")).await?;
         }
         Ok(())
     }
@@ -114,7 +113,7 @@ pub(super) async fn append(
 ) -> Result<(), sqlx::Error> {
     let mut appended = Appended::default();
     appended.number(run, before, time, bodies)?;
-    appended.insert(connection).await
+    appended.insert(&mut Script::new(connection, Trips::Each)).await
 }
 
 /// How many events there are, as a column counts them.

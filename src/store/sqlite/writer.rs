@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::{self, Severity, Shared};
 use super::open::{self, FileLock, Opened};
+use super::script::{Script, Trips};
 use crate::config::Durability;
 use crate::store::StoreError;
 
@@ -46,7 +47,7 @@ pub(super) trait Write: Send + Sync + Sized + 'static {
     /// The database refused a statement: nothing of these writes may be committed.
     async fn apply_all(
         writes: &[&Self],
-        connection: &mut SqliteConnection,
+        script: &mut Script<'_>,
     ) -> Result<Vec<Result<Self::Output, StoreError>>, sqlx::Error>;
 }
 
@@ -73,8 +74,9 @@ impl<S: Single> Write for S {
 
     async fn apply_all(
         writes: &[&Self],
-        connection: &mut SqliteConnection,
+        script: &mut Script<'_>,
     ) -> Result<Vec<Result<Self::Output, StoreError>>, sqlx::Error> {
+        let connection = script.connection().await?;
         let mut answers = Vec::with_capacity(writes.len());
         for write in writes {
             answers.push(match write.apply(connection).await {
@@ -221,7 +223,7 @@ type Waiting = Box<dyn Pending>;
 struct Kind {
     id: TypeId,
     /// Applies writes of this kind and keeps the answers for [`Pending::settle`].
-    apply_all: for<'a> fn(&'a mut [Waiting], &'a mut SqliteConnection) -> BoxFuture<'a, Result<(), sqlx::Error>>,
+    apply_all: for<'a> fn(&'a mut [Waiting], &'a mut Script<'_>) -> BoxFuture<'a, Result<(), sqlx::Error>>,
 }
 
 struct Entry<W: Write> {
@@ -231,11 +233,11 @@ struct Entry<W: Write> {
 }
 
 impl<W: Write> Entry<W> {
-    async fn apply_all(batch: &mut [Waiting], connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    async fn apply_all(batch: &mut [Waiting], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
         let mut entries: Vec<&mut Self> =
             batch.iter_mut().filter_map(|entry| (&mut **entry as &mut dyn Any).downcast_mut()).collect();
         let writes: Vec<&W> = entries.iter().map(|entry| &entry.write).collect();
-        let answers = W::apply_all(&writes, connection).await?;
+        let answers = W::apply_all(&writes, script).await?;
         for (entry, answer) in entries.iter_mut().zip(answers) {
             entry.result = Some(answer);
         }
@@ -249,7 +251,7 @@ impl<W: Write> Pending for Entry<W> {
     }
 
     fn kind(&self) -> Kind {
-        Kind { id: TypeId::of::<W>(), apply_all: |batch, connection| Box::pin(Self::apply_all(batch, connection)) }
+        Kind { id: TypeId::of::<W>(), apply_all: |batch, script| Box::pin(Self::apply_all(batch, script)) }
     }
 
     fn settle(self: Box<Self>, committed: Result<(), StoreError>) {
@@ -365,9 +367,12 @@ impl Task {
     }
 
     async fn transaction(&mut self, group: &mut [Waiting], portion: Portion) -> Result<(), Failure> {
+        let trips = if group.len() > 1 { Trips::Each } else { Trips::Few };
+        let all = 0..group.len();
         let failed = |at| move |error| Failure { error, at };
+        let mut script = Script::new(&mut self.connection, trips);
         // A deferred transaction that reads first cannot be upgraded once somebody else has written.
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut self.connection).await.map_err(failed(Stage::Begin))?;
+        script.execute("BEGIN IMMEDIATE").await.map_err(failed(Stage::Begin))?;
         let mut from = 0;
         while let Some(kind) = group.get(from).map(|entry| entry.kind()) {
             let count = match portion {
@@ -376,18 +381,27 @@ impl Task {
             };
             let batch = from..from + count;
             let entries = group.get_mut(batch.clone()).unwrap_or_default();
-            (kind.apply_all)(entries, &mut self.connection).await.map_err(failed(Stage::Entries(batch)))?;
+            (kind.apply_all)(entries, &mut script).await.map_err(failed(Stage::Entries(batch)))?;
             from += count;
         }
-        sqlx::query("COMMIT").execute(&mut self.connection).await.map_err(failed(Stage::Commit))?;
-        Ok(())
+        let committed = async {
+            script.execute("COMMIT").await?;
+            script.flush().await
+        };
+        committed.await.map_err(failed(match trips {
+            // It went together with what the write does.
+            Trips::Few => Stage::Entries(all),
+            Trips::Each => Stage::Commit,
+        }))
     }
 
-    /// Leaves the failed transaction behind. SQLite has ended it by itself after some errors, so the connection's
-    /// state is not known when the rollback fails: it is then replaced.
+    /// Leaves the failed transaction behind, if there is one: it may not have begun, and SQLite ends it by itself after
+    /// some errors. A connection whose state is not known is replaced.
     async fn undo(&mut self) {
-        if sqlx::query("ROLLBACK").execute(&mut self.connection).await.is_ok() {
-            return;
+        match sqlx::query("ROLLBACK").execute(&mut self.connection).await {
+            Ok(_) => return,
+            Err(error) if error.to_string().contains("no transaction is active") => return,
+            Err(error) => tracing::debug!(%error, "the transaction cannot be rolled back; the connection is replaced"),
         }
         match open::reopen(&self.options, self.durability).await {
             Ok(fresh) => open::close(std::mem::replace(&mut self.connection, fresh)).await,

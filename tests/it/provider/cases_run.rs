@@ -6,6 +6,7 @@ use std::time::Duration;
 use hames::domain::{
     Arguments, FinishReason, Message, ModelFailure, ModelTurn, OutcomeKind, ToolCall, ToolMessage, ToolSpec,
 };
+use hames::provider::conversation::Conversation;
 use hames::provider::retry::{Decision, Policy};
 use hames::time::{Clock, ManualClock};
 use serde_json::{Value, json};
@@ -61,7 +62,7 @@ async fn play(case: &Case, pace: Pace) -> Vec<String> {
         ask.step = number;
         let mut streamed = Streamed::default();
         let limit = case.expect.max_wall_ms.map_or(PATIENCE, Duration::from_millis);
-        let Ok(result) = timeout(limit, provider.call(&ask, &mut streamed)).await else {
+        let Ok(result) = timeout(limit, provider.call(&ask, &mut Conversation::default(), &mut streamed)).await else {
             wrong.push(format!("attempt {number} hangs"));
             break;
         };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hames::config::{ProviderConfig, WireConfig};
 use hames::domain::{Delta, FailureClass, FinishReason, ModelFailure};
+use hames::provider::conversation::Conversation;
 use hames::provider::{Catalog, DeltaSink, Provider};
 use hames::time::{Clock, SystemClock};
 use secrecy::SecretString;
@@ -39,7 +40,10 @@ fn hello() -> Response {
 }
 
 async fn call(provider: &Arc<dyn Provider>) -> Result<String, ModelFailure> {
-    timeout(PATIENCE, provider.call(&hi(), &mut Streamed::default())).await.expect("an end").map(|turn| turn.text())
+    timeout(PATIENCE, provider.call(&hi(), &mut Conversation::default(), &mut Streamed::default()))
+        .await
+        .expect("an end")
+        .map(|turn| turn.text())
 }
 
 /// Tells when the first fragment came.
@@ -61,8 +65,9 @@ async fn dropping_a_call_in_mid_stream_closes_its_connection() {
     let (sender, mut begun) = mpsc::channel(1);
     let mut sink = Signal(sender);
     let request = hi();
+    let mut conversation = Conversation::default();
     let dropped = tokio::select! {
-        result = provider.call(&request, &mut sink) => panic!("ended: {result:?}"),
+        result = provider.call(&request, &mut conversation, &mut sink) => panic!("ended: {result:?}"),
         _ = begun.recv() => Instant::now(),
     };
     let hang_ups = timeout(PATIENCE, upstream.wait_for_hang_ups(1)).await.expect("the connection closes");
@@ -75,8 +80,9 @@ async fn dropping_a_call_before_its_answer_closes_its_connection() {
     let upstream = Upstream::start(vec![Reply::Silence]).await;
     let provider = local(&upstream, &json!({}));
     let (request, mut sink) = (hi(), Streamed::default());
+    let mut conversation = Conversation::default();
     tokio::select! {
-        result = provider.call(&request, &mut sink) => panic!("ended: {result:?}"),
+        result = provider.call(&request, &mut conversation, &mut sink) => panic!("ended: {result:?}"),
         () = upstream.wait_for_requests(1) => {}
     }
     assert_eq!(timeout(PATIENCE, upstream.wait_for_hang_ups(1)).await.expect("the connection closes").len(), 1);
@@ -122,7 +128,7 @@ async fn a_whole_document_is_an_answer_too() {
                       "usage": {"prompt_tokens": 3, "completion_tokens": 2}});
     let upstream = Upstream::start(vec![Response::json(200, &body).into()]).await;
     let mut streamed = Streamed::default();
-    let turn = local(&upstream, &json!({})).call(&hi(), &mut streamed).await.unwrap();
+    let turn = local(&upstream, &json!({})).call(&hi(), &mut Conversation::default(), &mut streamed).await.unwrap();
     assert_eq!((turn.text(), turn.finish, streamed.text), ("Hello.".into(), FinishReason::Length, "Hello.".into()));
     assert_eq!(turn.usage.map(|usage| (usage.input_tokens, usage.output_tokens)), Some((3, 2)));
 }
@@ -147,7 +153,7 @@ async fn a_bound_that_has_another_name_is_renamed() {
     let provider = local(&upstream, &json!({}));
     let mut request = hi();
     request.max_output_tokens = Some(9);
-    provider.call(&request, &mut Streamed::default()).await.unwrap();
+    provider.call(&request, &mut Conversation::default(), &mut Streamed::default()).await.unwrap();
     let bodies: Vec<_> = upstream.requests().into_iter().map(|request| request.body).collect();
     assert_eq!(
         (&bodies[0]["max_tokens"], &bodies[1]["max_completion_tokens"], bodies[1].get("max_tokens")),

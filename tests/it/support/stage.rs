@@ -8,6 +8,7 @@ use hames::domain::{
     Arguments, Delta, Effect, FinishReason, Message, ModelFailure, ModelRequest, ModelTurn, Part, TokenUsage, ToolCall,
     ToolSpec,
 };
+use hames::provider::conversation::Conversation;
 use hames::provider::{DeltaSink, Provider};
 use hames::tool::{Tool, ToolCtx, ToolError};
 use serde_json::{Map, Value, json};
@@ -123,7 +124,12 @@ pub(crate) fn call(id: &str, name: &str, arguments: Value) -> ToolCall {
 
 #[async_trait]
 impl Provider for StageModel {
-    async fn call(&self, request: &ModelRequest, sink: &mut dyn DeltaSink) -> Result<ModelTurn, ModelFailure> {
+    async fn call(
+        &self,
+        request: &ModelRequest,
+        _conversation: &mut Conversation,
+        sink: &mut dyn DeltaSink,
+    ) -> Result<ModelTurn, ModelFailure> {
         let sent: Vec<Message> = request.messages.iter().map(|message| (**message).clone()).collect();
         let mut transcript = Transcript::from_messages(sent).expect("the request is well formed");
         transcript.push(Message::user("probe")).expect("every call of the request is answered");
