@@ -45,6 +45,7 @@ fn spec(limits: Limits) -> RunSpec {
         parallel_tools: ParallelTools::ReadOnly,
         workspace: None,
         metadata: BTreeMap::new(),
+        trace: None,
     }
 }
 

@@ -12,6 +12,7 @@ mod run;
 pub mod text;
 mod timestamp;
 mod tool;
+mod trace;
 mod turn;
 
 pub use budget::{InvalidUsage, Limits, TokenUsage, Usage};
@@ -28,4 +29,5 @@ pub use run::{
 };
 pub use timestamp::{InvalidTimestamp, Timestamp};
 pub use tool::{Effect, ErrorMark, InvalidToolName, OutcomeKind, ToolName, ToolOutcome, ToolSpec};
+pub use trace::{InvalidTraceparent, TRACEPARENT, TRACESTATE, TraceContext};
 pub use turn::{Delta, FinishReason, ModelRequest, ModelTurn};

@@ -7,7 +7,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
-use super::{FinishReason, Generation, Limits, Message, RunError, RunId, Seq, TenantId, Timestamp, ToolName, Usage};
+use super::{
+    FinishReason, Generation, Limits, Message, RunError, RunId, Seq, TenantId, Timestamp, ToolName, TraceContext, Usage,
+};
 
 /// A model at a configured provider, written `provider/model`. The model part may hold slashes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,6 +82,9 @@ pub struct RunSpec {
     pub workspace: Option<String>,
     /// The caller's own labels.
     pub metadata: BTreeMap<String, String>,
+    /// The place in the caller's trace. It stands here, since it has to outlive the queue and the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TraceContext>,
 }
 
 /// How much of the transcript the model sees.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{AssistantMessage, Message, Part, RunId, TokenUsage, ToolCall, ToolSpec};
+use super::{AssistantMessage, Message, Part, RunId, TokenUsage, ToolCall, ToolSpec, TraceContext};
 
 /// Everything a provider needs for one model call.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +26,8 @@ pub struct ModelRequest {
     pub tools: Arc<[ToolSpec]>,
     /// Most tokens the answer may have; `None` leaves it to the provider.
     pub max_output_tokens: Option<u32>,
+    /// The span the provider works for; passed on in the headers of the request.
+    pub trace: Option<TraceContext>,
 }
 
 /// A finished model response.

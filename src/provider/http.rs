@@ -18,8 +18,9 @@ use super::conversation::Conversation;
 use super::error::{ProviderError, retry_after};
 use super::names::NameMap;
 use super::{DeltaSink, Provider, json};
-use crate::domain::{FailureClass, ModelFailure, ModelRequest, ModelTurn};
+use crate::domain::{FailureClass, ModelFailure, ModelRequest, ModelTurn, TRACEPARENT, TRACESTATE, TraceContext};
 use crate::time::Clock;
+use crate::tls::client_config;
 
 /// Most bytes read of an error's body.
 const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
@@ -118,7 +119,7 @@ impl<W: Wire> HttpProvider<W> {
         }
         // Proxies of the environment are not for providers, and a redirect would carry the key elsewhere.
         let client = Client::builder()
-            .tls_backend_preconfigured(tls_config(url.scheme())?)
+            .tls_backend_preconfigured(client_config(url.scheme())?)
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .connect_timeout(settings.connect_timeout)
@@ -159,12 +160,16 @@ impl<W: Wire> HttpProvider<W> {
         conversation: &mut Conversation,
         names: &NameMap,
     ) -> Result<Response, ModelFailure> {
+        let mut headers = self.headers.clone();
+        if let Some(trace) = &request.trace {
+            insert_trace(&mut headers, trace);
+        }
         loop {
             let learnt = self.learnt().clone();
             let body = self.wire.encode(request, names, &learnt, conversation).map_err(|error| {
                 ModelFailure::new(FailureClass::InvalidRequest, format!("the request cannot be written: {error}"))
             })?;
-            let sending = self.client.post(self.url.clone()).headers(self.headers.clone()).body(body).send();
+            let sending = self.client.post(self.url.clone()).headers(headers.clone()).body(body).send();
             let response = match timeout(self.idle_timeout, sending).await {
                 Ok(Ok(response)) => response,
                 Ok(Err(error)) => return Err(self.unreachable(error)),
@@ -247,6 +252,17 @@ impl<W: Wire> Provider for HttpProvider<W> {
     }
 }
 
+/// Tells the provider which span it works for.
+fn insert_trace(headers: &mut HeaderMap, trace: &TraceContext) {
+    let value = |text: &str| HeaderValue::from_str(text).ok();
+    if let Some(parent) = value(&trace.traceparent()) {
+        headers.insert(TRACEPARENT, parent);
+        if let Some(state) = trace.state.as_deref().and_then(value) {
+            headers.insert(TRACESTATE, state);
+        }
+    }
+}
+
 /// As much of an error's body as is worth reading; what cannot be read in time is left out.
 async fn error_body(mut response: Response, idle: Duration) -> String {
     let mut body = Vec::new();
@@ -273,22 +289,6 @@ fn describe(error: &dyn Error) -> String {
         source = cause.source();
     }
     out
-}
-
-/// TLS with the ring library and the system's certificates, set up here so that no process-wide default is
-/// needed. Without `https` no certificate is read, as a container may have none.
-fn tls_config(scheme: &str) -> Result<rustls::ClientConfig, rustls::Error> {
-    let ring = Arc::new(rustls::crypto::ring::default_provider());
-    let builder =
-        rustls::ClientConfig::builder_with_provider(Arc::clone(&ring)).with_safe_default_protocol_versions()?;
-    let mut config = if scheme == "https" {
-        let verifier = rustls_platform_verifier::Verifier::new(ring)?;
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth()
-    } else {
-        builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth()
-    };
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(config)
 }
 
 #[cfg(test)]

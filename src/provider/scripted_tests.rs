@@ -36,6 +36,7 @@ async fn play(provider: &ScriptedProvider, step: u32, attempt: u32) -> (Result<M
         messages: vec![],
         tools: Arc::new([]),
         max_output_tokens: None,
+        trace: None,
     };
     let mut log = Log::default();
     (provider.call(&request, &mut Conversation::default(), &mut log).await, log.0)

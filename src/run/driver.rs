@@ -153,6 +153,7 @@ impl Driver {
             messages: call.messages,
             tools: Arc::clone(self.tools.specs()),
             max_output_tokens: spec.max_output_tokens,
+            trace: spec.trace.clone(),
         };
         let limit = spec.limits.model_timeout_ms;
         let mut sink = Sink { live: &self.live, heard };

@@ -73,6 +73,7 @@ pub(super) fn resolve(
             parallel_tools: request.parallel_tools,
             workspace,
             metadata: request.metadata,
+            trace: None,
         }),
         Some(_) | None => Err(errors),
     }

@@ -10,18 +10,19 @@ use std::process::Command;
 use syn::visit::Visit;
 
 /// Module, and what it may import. `name::{A, B}` allows these items only.
-const IMPORTS: [(&str, &[&str]); 16] = [
+const IMPORTS: [(&str, &[&str]); 17] = [
     ("domain", &[]),
     ("time", &["domain"]),
     ("config", &["domain"]),
-    ("telemetry", &["config", "domain"]),
+    ("tls", &[]),
+    ("telemetry", &["config", "domain", "tls"]),
     ("shutdown", &["domain"]),
     ("agent", &["domain"]),
-    ("provider", &["config", "domain", "time"]),
+    ("provider", &["config", "domain", "time", "tls"]),
     ("tool", &["config", "domain", "time"]),
     ("store", &["config", "domain"]),
     ("event", &["domain", "store"]),
-    ("run", &["agent", "config", "domain", "event", "provider", "shutdown", "store", "time", "tool"]),
+    ("run", &["agent", "config", "domain", "event", "provider", "shutdown", "store", "telemetry", "time", "tool"]),
     (
         "http",
         &[
@@ -31,6 +32,7 @@ const IMPORTS: [(&str, &[&str]); 16] = [
             "provider::{Catalog, catalog}",
             "run",
             "store",
+            "telemetry",
             "time",
             "tool::{Registry, Tool, registry}",
         ],
@@ -464,6 +466,7 @@ fn log_fields(text: &str) -> BTreeSet<String> {
                 // The name of a span stands before its fields, the message of a record after them.
                 Some(text) if text.starts_with('"') && level == name => break,
                 Some(text) if text.starts_with('"') => {}
+                Some("target" | "parent") if argument.get(1).is_some_and(|token| token == ":") => {}
                 Some("%" | "?") => drop(fields.insert(argument[1..].concat())),
                 Some(_) => drop(fields.insert(argument.iter().take_while(|token| *token != "=").cloned().collect())),
                 None => {}
@@ -497,7 +500,7 @@ fn the_field_check_sees_every_way_to_write_a_field() {
         fn f() {
             tracing::info!(a = 1, %b, ?c, d, e.f = ?g(1, 2), { CONST } = 3, "text {} {x}", y);
             tracing::warn!("{z}");
-            let span = tracing::info_span!("name", i = %j);
+            let span = tracing::info_span!(target: T, parent: &p, "name", i = %j);
             println!("{k}", k = 1);
             tokio::select! { () = x => tracing::error!(l = "a) \"", "text"), }
         }

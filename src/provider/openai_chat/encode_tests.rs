@@ -20,6 +20,7 @@ fn request(messages: Vec<Message>, tools: Vec<ToolSpec>) -> ModelRequest {
         messages: messages.into_iter().map(Arc::new).collect(),
         tools: tools.into(),
         max_output_tokens: None,
+        trace: None,
     }
 }
 

@@ -60,6 +60,7 @@ pub(crate) fn request(messages: Vec<Arc<Message>>, tools: Vec<ToolSpec>) -> Mode
         messages,
         tools: tools.into(),
         max_output_tokens: None,
+        trace: None,
     }
 }
 

@@ -67,11 +67,15 @@ pub(crate) fn queued(number: u32) -> NewRun {
             parallel_tools: ParallelTools::ReadOnly,
             workspace: None,
             metadata,
+            trace: Some(TRACE.parse().unwrap()),
         },
         state: None,
         events: vec![body(&EventBody::RunQueued {})],
     }
 }
+
+/// The caller's place in a trace.
+const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 /// A run that starts at once, with its first two events.
 pub(crate) fn running(number: u32) -> NewRun {
