@@ -10,7 +10,8 @@ use super::load::{Broken, Sources};
 use super::problem::{Problem, meant};
 use super::provider::ProviderSection;
 use super::{
-    AgentConfig, CommandConfig, Config, Env, ProviderConfig, ProviderKind, ScriptSource, WireConfig, WorkspaceConfig,
+    AgentConfig, CommandConfig, Config, Env, ProviderConfig, ProviderKind, ScriptSource, TelemetryConfig, WireConfig,
+    WorkspaceConfig,
 };
 use crate::domain::ModelRef;
 
@@ -56,6 +57,10 @@ pub(super) fn check(
         let used =
             config.providers.iter().filter_map(|(name, provider)| Some((name.as_str(), provider.api_key_env()?)));
         checker.command(name, command, written.chain(used));
+        if let Some(index) = command.env.iter().position(|variable| *variable == config.telemetry.otlp_headers_env) {
+            let message = "holds headers for the collector (telemetry.otlp_headers_env); commands never get it";
+            checker.problem(&["commands", name, "env", &index.to_string()], message);
+        }
     }
     for (name, agent) in &config.agents {
         checker.agent(name, agent, config);
@@ -89,8 +94,19 @@ impl Checker<'_> {
     }
 
     fn sections(&mut self, config: &Config) {
-        let Config { server, store, run, limits, log, providers: _, agents: _, workspaces: _, commands: _, given: _ } =
-            config;
+        let Config {
+            server,
+            store,
+            run,
+            limits,
+            log,
+            telemetry,
+            providers: _,
+            agents: _,
+            workspaces: _,
+            commands: _,
+            given: _,
+        } = config;
         if !server.bind.ip().is_loopback() {
             let message = format!(
                 "{} can be reached from other machines, and there are no API keys yet that would protect it; use a \
@@ -136,6 +152,23 @@ impl Checker<'_> {
                 log.level
             );
             self.problem(&["log", "level"], message);
+        }
+        self.telemetry(telemetry);
+    }
+
+    fn telemetry(&mut self, telemetry: &TelemetryConfig) {
+        self.time(&["telemetry", "otlp_timeout_ms"], telemetry.otlp_timeout_ms);
+        self.time(&["telemetry", "metrics_interval_ms"], telemetry.metrics_interval_ms);
+        if !(0.0..=1.0).contains(&telemetry.trace_ratio) {
+            let message = format!("is {}; expected a number from 0 to 1", telemetry.trace_ratio);
+            self.problem(&["telemetry", "trace_ratio"], message);
+        }
+        if telemetry.service_name.is_empty() {
+            self.problem(&["telemetry", "service_name"], "is empty; expected a name");
+        }
+        let variable = &telemetry.otlp_headers_env;
+        if variable.is_empty() || variable.contains(['=', '\0']) {
+            self.problem(&["telemetry", "otlp_headers_env"], format!("{variable:?} is not the name of a variable"));
         }
     }
 

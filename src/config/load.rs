@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use super::env::{Env, PREFIX, SEPARATOR};
 use super::problem::{Origin, Problem, Problems, meant};
 use super::provider::ProviderSection;
-use super::{Config, builtin, check};
+use super::{Config, builtin, check, otlp};
 use crate::domain::text::shown;
 
 /// Most characters of a value that a message repeats.
@@ -44,6 +44,7 @@ pub fn read(file: Option<&Path>, env: &Env) -> Loaded {
     };
     config.providers = check::providers(&providers, env, &sources, &mut broken, &mut problems);
     config.given = sources.given();
+    otlp::from_environment(&mut config.telemetry, env, &sources, &mut problems);
     if file.is_none() {
         builtin::fill(&mut config, env, &mut broken, &mut problems);
     }

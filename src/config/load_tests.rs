@@ -549,3 +549,40 @@ fn a_file_that_cannot_be_read_is_said_to_be_so() {
     let problems = load_text("[server]\nbind = 'a'\nbind = 'b'", &Env::default()).unwrap_err();
     assert!(problems.contains("duplicate key `bind`"), "{problems}");
 }
+
+#[test]
+fn telemetry_has_an_address_and_headers_of_the_environment() {
+    let text = format!("telemetry.trace_ratio = 1\n{GOOD}");
+    let env = Env::from_iter([("HAMES_TELEMETRY__TRACE_RATIO", "0.25"), ("KEYS", "x-key=canary%2C")]);
+    let config = load_text(&text, &env).unwrap();
+    assert_eq!(config.telemetry.trace_ratio, 0.25);
+    assert!(config.telemetry.otlp_endpoint.is_none() && config.telemetry.otlp_headers.iter().next().is_none());
+
+    let text = format!("telemetry.otlp_headers_env = 'KEYS'\n{GOOD}");
+    let config = load_text(&text, &env).unwrap();
+    let headers: Vec<_> =
+        config.telemetry.otlp_headers.iter().map(|(name, value)| (name, value.expose_secret())).collect();
+    assert_eq!(headers, [("x-key", "canary,")]);
+    assert!(!format!("{config:?}").contains("canary"));
+
+    let text = format!(
+        "[telemetry]\notlp_endpoint = 'http://u:canary@h'\notlp_headers_env = 'NONE'\ntrace_ratio = 2\nservice_name = ''\n\
+         otlp_timeout_ms = 0\n[commands.c]\nexecutable = 'c'\nenv = ['NONE']\n{GOOD}"
+    );
+    refused(
+        &text,
+        &[
+            "hames.toml: telemetry.otlp_endpoint: holds a user name or password; use otlp_headers_env for keys",
+            "hames.toml: telemetry.otlp_headers_env: names the variable \"NONE\", which is not set; set it, or take this \
+             key out",
+            "hames.toml: telemetry.otlp_timeout_ms: is 0; expected milliseconds from 1 to 2592000000 (30 days)",
+            "hames.toml: telemetry.trace_ratio: is 2; expected a number from 0 to 1",
+            "hames.toml: telemetry.service_name: is empty; expected a name",
+            "hames.toml: commands.c.env.0: holds headers for the collector (telemetry.otlp_headers_env); commands never \
+             get it",
+        ],
+    );
+    let env = Env::from_iter([("OTEL_EXPORTER_OTLP_HEADERS", "canary")]);
+    let expected = "environment variable OTEL_EXPORTER_OTLP_HEADERS: holds no headers; expected NAME=VALUE,NAME=VALUE";
+    refused_with(GOOD, &env, &[expected]);
+}

@@ -4,6 +4,7 @@ mod builtin;
 mod check;
 mod env;
 mod load;
+mod otlp;
 mod problem;
 mod provider;
 
@@ -14,10 +15,12 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::domain::{Effect, ModelRef};
+use otlp::OTLP_HEADERS;
 
 pub use builtin::{DEMO, DEMO_FILES, DEMO_SCRIPT};
 pub use env::Env;
 pub use load::{Loaded, load, read};
+pub use otlp::{OtlpEndpoint, OtlpEndpointError, OtlpHeaders};
 pub use problem::{Origin, Problem, Problems};
 pub use provider::{
     BaseUrl, BaseUrlError, DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_RETRIES, OpenaiChatConfig, ProviderConfig, ProviderKind,
@@ -38,6 +41,8 @@ pub struct Config {
     pub limits: CeilingConfig,
     /// Where logs go and how much.
     pub log: LogConfig,
+    /// What is exported, and where to.
+    pub telemetry: TelemetryConfig,
     /// Model endpoints by name.
     pub providers: BTreeMap<String, ProviderConfig>,
     /// Agents by name.
@@ -156,6 +161,31 @@ pub enum LogFormat {
     Text,
     /// For machines.
     Json,
+}
+
+/// What is exported over OTLP, and where to. `GET /metrics` needs none of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TelemetryConfig {
+    /// The base URL of a collector that speaks OTLP over HTTP; `None`: nothing is exported. When no setting names one,
+    /// it is the variable `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// The variable that holds headers for the collector, `NAME=VALUE,NAME=VALUE`. The default one need not be
+    /// set.
+    pub otlp_headers_env: String,
+    /// The headers, read from that variable when the settings are loaded; never from the file.
+    #[serde(skip)]
+    pub otlp_headers: OtlpHeaders,
+    /// Most time for one export, in milliseconds.
+    pub otlp_timeout_ms: u64,
+    /// Time between exports of metrics, in milliseconds.
+    pub metrics_interval_ms: u64,
+    /// The part of traces that is exported, from 0 to 1, of those whose caller has not decided.
+    pub trace_ratio: f64,
+    /// Whether spans carry prompts, answers, and arguments and results of tools.
+    pub capture_content: bool,
+    /// `service.name` of what is exported.
+    pub service_name: String,
 }
 
 /// An agent: a model, instructions, and what it may use.
@@ -300,6 +330,21 @@ impl Default for CeilingConfig {
             model_timeout_ms: 600_000,
             tool_timeout_ms: 600_000,
             max_tool_result_chars: 200_000,
+        }
+    }
+}
+
+impl Default for TelemetryConfig {
+    fn default() -> Self {
+        Self {
+            otlp_endpoint: None,
+            otlp_headers_env: OTLP_HEADERS.to_owned(),
+            otlp_headers: OtlpHeaders::default(),
+            otlp_timeout_ms: 10_000,
+            metrics_interval_ms: 60_000,
+            trace_ratio: 1.0,
+            capture_content: false,
+            service_name: "hames".to_owned(),
         }
     }
 }

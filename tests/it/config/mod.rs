@@ -56,13 +56,15 @@ fn example() -> Config {
 
 #[test]
 fn every_key_of_every_section_is_in_the_example() {
-    let sections = ["server", "store", "run", "limits", "log", "providers", "agents", "workspaces", "commands"];
+    let sections =
+        ["server", "store", "run", "limits", "log", "telemetry", "providers", "agents", "workspaces", "commands"];
     assert_eq!(keys::<Config>(), sections);
     every_key::<hames::config::ServerConfig>("server");
     every_key::<hames::config::StoreConfig>("store");
     every_key::<hames::config::RunConfig>("run");
     every_key::<hames::config::CeilingConfig>("limits");
     every_key::<hames::config::LogConfig>("log");
+    every_key::<hames::config::TelemetryConfig>("telemetry");
     every_key::<ProviderConfig>("providers.local");
     every_key::<AgentConfig>("agents.default");
     every_key::<WorkspaceConfig>("workspaces.repo");
@@ -77,6 +79,7 @@ fn the_example_is_good_and_holds_the_defaults() {
     same("run", &config.run, &default.run);
     same("limits", &config.limits, &default.limits);
     same("log", &config.log, &default.log);
+    same("telemetry", &config.telemetry, &default.telemetry);
 }
 
 /// The defaults inside the entries: an entry with nothing but the keys whose values are examples.
@@ -125,16 +128,18 @@ fn the_settings_in_the_readme_are_good() {
 /// A commented key is one without a default: its comment line before says what its absence means.
 #[test]
 fn what_is_commented_out_is_optional() {
-    let optional: Vec<_> = ["providers.local", "agents.default", "workspaces.repo", "commands.test", "server", "run"]
-        .into_iter()
-        .flat_map(|section| {
-            written(section)
-                .into_iter()
-                .filter(|(_, commented)| *commented)
-                .map(move |(key, _)| format!("{section}.{key}"))
-        })
-        .collect();
+    let optional: Vec<_> =
+        ["telemetry", "providers.local", "agents.default", "workspaces.repo", "commands.test", "server", "run"]
+            .into_iter()
+            .flat_map(|section| {
+                written(section)
+                    .into_iter()
+                    .filter(|(_, commented)| *commented)
+                    .map(move |(key, _)| format!("{section}.{key}"))
+            })
+            .collect();
     let expected = [
+        "telemetry.otlp_endpoint",
         "providers.local.api_key_env",
         "providers.local.max_output_tokens",
         "providers.local.reasoning_field",
