@@ -15,7 +15,8 @@ use crate::http::{AgentView, HttpParts, HttpState, ProviderView, Stages, router,
 use crate::provider::{Catalog, Endpoint};
 use crate::run::{AgentError, Agents, Services, Supervisor};
 use crate::shutdown::Shutdown;
-use crate::store::{self, Store};
+use crate::store::{self, CommitObserver, Store};
+use crate::telemetry::{Capture, Metrics};
 use crate::time::{Clock, Ids, SystemClock, random_bytes};
 use crate::tool::Tool;
 use crate::tool::command::CommandTool;
@@ -37,17 +38,20 @@ pub struct Surroundings {
     pub tools: Vec<Arc<dyn Tool>>,
     /// Providers beside the configured ones, by name.
     pub providers: Vec<(String, Endpoint)>,
+    /// The instruments.
+    pub metrics: Metrics,
 }
 
 impl Surroundings {
     /// Those of the running program.
-    pub fn of_this_program(env: Env) -> Self {
+    pub fn of_this_program(env: Env, metrics: Metrics) -> Self {
         Self {
             env,
             clock: Arc::new(SystemClock),
             supervisor: CommandHost::this_program(),
             tools: Vec::new(),
             providers: Vec::new(),
+            metrics,
         }
     }
 }
@@ -67,13 +71,14 @@ impl App {
     /// Builds the service: opens the database, settles what a former process left behind, and begins to work on
     /// queued runs.
     pub async fn build(config: Config, surroundings: Surroundings) -> anyhow::Result<Self> {
-        let Surroundings { env, clock, supervisor: host, tools, providers } = surroundings;
+        let Surroundings { env, clock, supervisor: host, tools, providers, metrics } = surroundings;
         warn_of_root(&config);
         let catalog = Arc::new(build_catalog(&config.providers, &clock, providers)?);
         let registry = Arc::new(build_registry(&config.commands, &env, host, tools)?);
         let agents = build_agents(&config, &registry, &catalog).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
         let agents = Arc::new(agents);
-        let store = store::open(&config.store).await.context("the database cannot be opened")?;
+        let observer = Arc::new(Commits(metrics.clone()));
+        let store = store::open_observed(&config.store, observer).await.context("the database cannot be opened")?;
         let bus = Bus::new();
         let ids = Arc::new(Ids::default());
         let keep_alive = Duration::from_millis(config.server.keep_alive_ms);
@@ -89,9 +94,12 @@ impl App {
             jitter: Box::new(random_fraction),
             run: config.run,
             ceilings: config.limits,
+            metrics: metrics.clone(),
+            capture: Capture::of(config.telemetry.capture_content),
         })
         .await
         .context("the runs of the former process cannot be settled")?;
+        metrics.watch_runs(supervisor.counts());
         let stages = Stages::default();
         let http = HttpState::new(HttpParts {
             supervisor: supervisor.clone(),
@@ -104,6 +112,7 @@ impl App {
             clock,
             ids,
             stages: stages.clone(),
+            metrics,
         });
         Ok(Self { supervisor, streams, store, bus, http, stages, server: config.server })
     }
@@ -169,6 +178,15 @@ impl App {
         }
         self.stages.closing.cancel();
         ended
+    }
+}
+
+/// Counts the commits of the store, which knows nothing of instruments.
+struct Commits(Metrics);
+
+impl CommitObserver for Commits {
+    fn committed(&self, writes: usize, took: Duration) {
+        self.0.committed(writes, took);
     }
 }
 

@@ -20,6 +20,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, Env, LogConfig};
 use crate::shutdown::Signals;
+use crate::telemetry::{Telemetry, TelemetryError};
+use crate::time::{Clock as _, Ids, SystemClock};
 use crate::tool::supervise;
 use exit::{Code, Exit};
 
@@ -113,6 +115,12 @@ fn quiet_log(config: &Config) -> LogConfig {
         log.level = "warn".to_owned();
     }
     log
+}
+
+/// What this program tells of itself.
+fn telemetry(config: &Config) -> Result<Telemetry, TelemetryError> {
+    let instance = Ids::default().next(SystemClock.now());
+    Telemetry::new(&config.telemetry, &instance.to_string())
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]

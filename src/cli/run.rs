@@ -17,12 +17,11 @@ use super::follow::{self, Followed, OnSignal};
 use super::output::Output;
 use super::remote::{Remote, parse_url};
 use super::render::Renderer;
-use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log};
+use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log, telemetry};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Config, Env};
 use crate::domain::{LimitsPatch, RunInput, RunRequest};
 use crate::shutdown::{Ended, Shutdown, Signals};
-use crate::telemetry;
 
 /// What to run, and where.
 #[derive(Debug, Args)]
@@ -91,9 +90,10 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
         config = in_directory(config, directory.path())?;
         temporary = Some(directory);
     }
-    telemetry::start(&quiet_log(&config))?;
+    let telemetry = telemetry(&config)?;
+    telemetry.start(&quiet_log(&config))?;
     let drain = std::time::Duration::from_millis(config.run.drain_ms);
-    let app = App::build(config, Surroundings::of_this_program(env.clone())).await?;
+    let app = App::build(config, Surroundings::of_this_program(env.clone(), telemetry.metrics().clone())).await?;
     let executor = Executor::Local { supervisor: app.supervisor().clone(), streams: app.streams().clone() };
     let shutdown = Shutdown::new();
     // Signals reach the run until it has ended, and the rest of the program after that.
@@ -110,7 +110,10 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
     }
     shutdown.soft().cancel();
     match shutdown.run(signals, drain, working).await {
-        Ended::Finished(worked) => worked?,
+        Ended::Finished(worked) => {
+            telemetry.shutdown().await;
+            worked?;
+        }
         Ended::Forced(signal) => return Ok(Exit::Signal(signal)),
         Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
     }

@@ -9,11 +9,10 @@ use tokio::net::TcpListener;
 
 use super::exit::{Code, Exit};
 use super::output::{Output, told};
-use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log};
+use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log, telemetry};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Env};
 use crate::shutdown::{Ended, Shutdown, Signals};
-use crate::telemetry;
 
 /// What to serve.
 #[derive(Debug, Args)]
@@ -28,7 +27,8 @@ pub(super) struct ServeArgs {
 pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyhow::Result<Exit> {
     args.config.tell_of_unused_file(if args.demo { " by --demo" } else { GIVE_CONFIG });
     let mut config = config::load(args.config.config.as_deref(), env)?;
-    telemetry::start(&if args.demo { quiet_log(&config) } else { config.log.clone() })?;
+    let telemetry = telemetry(&config)?;
+    telemetry.start(&if args.demo { quiet_log(&config) } else { config.log.clone() })?;
     if args.demo {
         let workspace = PathBuf::from(demo::DIRECTORY);
         demo::write_files(&workspace)?;
@@ -39,7 +39,7 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
         .await
         .with_context(|| format!("cannot listen on {bind}; is another server running there? (server.bind)"))?;
     let address = listener.local_addr()?;
-    let app = App::build(config, Surroundings::of_this_program(env.clone())).await?;
+    let app = App::build(config, Surroundings::of_this_program(env.clone(), telemetry.metrics().clone())).await?;
     let shutdown = Shutdown::new();
     tracing::info!(%address, "listening");
     if args.demo {
@@ -59,6 +59,7 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
     }
     match shutdown.run(signals, drain, app.serve(listener, shutdown.clone())).await {
         Ended::Finished(served) => {
+            telemetry.shutdown().await;
             served?;
             tracing::info!("stopped");
             Ok(Exit::Code(Code::Done))

@@ -24,6 +24,7 @@ use super::spec::EventProblems;
 use super::state::HttpState;
 use crate::domain::{Event, EventBody, RunId, Seq, TenantId, Timestamp};
 use crate::event::{Cursor, Subscribed, Subscription};
+use crate::telemetry::metric::SseReader;
 
 /// Where a reader of a stream stood when it lost its connection (WHATWG HTML, server-sent events).
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -158,7 +159,8 @@ fn cursor_of(headers: &HeaderMap, after: Option<&str>) -> Result<Cursor, Problem
 
 /// The answer that carries a subscription.
 pub(super) fn stream(state: &HttpState, run: RunId, subscription: Subscription) -> Response {
-    let feed = Feed { subscription, run, closing: state.parts().stages.closing.clone() };
+    let (closing, reader) = (state.parts().stages.closing.clone(), state.parts().metrics.sse_reader());
+    let feed = Feed { subscription, run, closing, _reader: reader };
     let frames = stream::unfold(feed, |mut feed| async move {
         let frame = feed.next().await?;
         let bytes = feed.with_what_is_ready(frame);
@@ -173,6 +175,8 @@ struct Feed {
     subscription: Subscription,
     run: RunId,
     closing: CancellationToken,
+    /// Counted as open until it is dropped.
+    _reader: SseReader,
 }
 
 impl Feed {

@@ -15,7 +15,8 @@ use super::body;
 use super::problem::{Problem, ProblemCode, shown};
 use super::room::Held;
 use super::state::HttpState;
-use crate::domain::{RunId, TenantId};
+use super::watch::Traced;
+use crate::domain::{RunId, TenantId, TraceContext};
 
 /// Whose request it is. A server without keys serves its own machine, which is one tenant.
 pub(super) struct Tenant(pub(super) TenantId);
@@ -42,7 +43,11 @@ impl<S: Send + Sync> FromRequestParts<S> for RunPath {
 
 /// Whose request for a run it is, when there is room for one more. Asked before the body is read: a request that
 /// would be refused costs nothing.
-pub(super) struct Admitted(pub(super) TenantId);
+pub(super) struct Admitted {
+    pub(super) tenant: TenantId,
+    /// The place in a trace that the run belongs to.
+    pub(super) trace: Option<TraceContext>,
+}
 
 impl FromRequestParts<HttpState> for Admitted {
     type Rejection = Problem;
@@ -50,7 +55,8 @@ impl FromRequestParts<HttpState> for Admitted {
     async fn from_request_parts(parts: &mut Parts, state: &HttpState) -> Result<Self, Problem> {
         let Tenant(tenant) = Tenant::from_request_parts(parts, state).await?;
         state.parts().supervisor.has_room()?;
-        Ok(Self(tenant))
+        let trace = parts.extensions.get::<Traced>().and_then(|traced| traced.0.clone());
+        Ok(Self { tenant, trace })
     }
 }
 

@@ -13,6 +13,8 @@ use tracing::Instrument;
 
 use super::problem::{Problem, ProblemCode, shown};
 use super::state::HttpState;
+use super::watch::{UNMATCHED, begin, is_probe, method_name};
+use crate::telemetry::request_span;
 use crate::time::{Clock, Ids};
 
 /// Most header lines of a request.
@@ -28,22 +30,26 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_REQUEST_ID: usize = 128;
 
 /// Gives the request its id and its span, and logs its end. The outermost layer.
-pub(super) async fn observe(State(state): State<HttpState>, request: Request, next: Next) -> Response {
+pub(super) async fn observe(State(state): State<HttpState>, mut request: Request, next: Next) -> Response {
     let id = request_id(request.headers(), &*state.parts().clock, &state.parts().ids);
     // Only the route is logged, never the address: that is the caller's text.
-    let route = request.extensions().get::<MatchedPath>().map_or("unmatched", MatchedPath::as_str).to_owned();
-    let method = request.method().clone();
-    let span = tracing::info_span!("http_request", method = %method, route = %route,
-        request_id = id.to_str().unwrap_or_default());
+    let route = request.extensions().get::<MatchedPath>().map_or(UNMATCHED, MatchedPath::as_str).to_owned();
+    let method = method_name(request.method());
+    let span = request_span(request.method().as_str(), &route, id.to_str().unwrap_or_default());
+    let exported = begin(&mut request, method);
     let start = tokio::time::Instant::now();
     async move {
         let mut response = next.run(request).await;
         let status = response.status().as_u16();
-        let duration_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        match route.as_str() {
-            "/healthz" | "/readyz" if status < 500 => tracing::debug!(status, duration_ms, "answered"),
-            _ => tracing::info!(status, duration_ms, "answered"),
+        let took = start.elapsed();
+        let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        if is_probe(&route) && status < 500 {
+            tracing::debug!(status, duration_ms, "answered");
+        } else {
+            tracing::info!(status, duration_ms, "answered");
         }
+        state.parts().metrics.http_request(method, &route, status, took);
+        exported.answered(status);
         response.headers_mut().insert(REQUEST_ID, id);
         response
     }

@@ -1,4 +1,4 @@
-//! `GET /healthz`, `/readyz`, `/openapi.yaml`, `/openapi.json`: operations.
+//! `GET /healthz`, `/readyz`, `/metrics`, `/openapi.yaml`, `/openapi.json`: operations.
 
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::problem::{Problem, ProblemCode};
 use super::query::{NoQuery, Query};
 use super::spec::{ReadProblems, SpecError};
 use super::state::HttpState;
+use crate::telemetry::metric::EXPOSITION;
 
 /// Most time for the database to say how it is.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -67,6 +68,24 @@ pub(super) async fn readyz(
         Ok(Ok(())) => Ok(Json(Readiness { status: "ready" })),
         Ok(Err(error)) => Err(unavailable(error.to_string())),
         Err(_) => Err(unavailable("no answer in time".to_owned())),
+    }
+}
+
+/// Read the metrics
+///
+/// In the text form of Prometheus, version 0.0.4. `docs/metrics.md` lists them.
+#[utoipa::path(get, path = "/metrics", operation_id = "get_metrics", tag = "operations",
+    responses((status = 200, description = "The metrics.", body = String, content_type = "text/plain"), ReadProblems))]
+pub(super) async fn metrics(
+    Query(NoQuery): Query<NoQuery>,
+    State(state): State<HttpState>,
+) -> Result<Response, Problem> {
+    match state.parts().metrics.exposition() {
+        Ok(text) => Ok(document(EXPOSITION, text.into())),
+        Err(error) => {
+            tracing::error!(error = %error, "the metrics cannot be shown");
+            Err(Problem::internal())
+        }
     }
 }
 

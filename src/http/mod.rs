@@ -21,6 +21,7 @@ mod spec;
 mod state;
 mod value;
 mod view;
+mod watch;
 
 use std::any::Any;
 
@@ -67,6 +68,7 @@ fn routes() -> OpenApiRouter<HttpState> {
         .routes(routes!(catalog::tools))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
+        .routes(routes!(health::metrics))
         .routes(routes!(health::openapi_yaml))
         .routes(routes!(health::openapi_json))
 }

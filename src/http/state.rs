@@ -11,6 +11,7 @@ use crate::config::ServerConfig;
 use crate::event::Streams;
 use crate::run::Supervisor;
 use crate::store::Store;
+use crate::telemetry::Metrics;
 use crate::time::{Clock, Ids};
 use crate::tool::registry::Registry;
 
@@ -45,6 +46,8 @@ pub struct HttpParts {
     pub ids: Arc<Ids>,
     /// When the server stops.
     pub stages: Stages,
+    /// The instruments.
+    pub metrics: Metrics,
 }
 
 /// What handlers share; cheap to clone.

@@ -32,6 +32,8 @@ pub struct Endpoint {
     pub retry: retry::Policy,
     /// Models to show; others can be used as well.
     pub models: Vec<String>,
+    /// The host and port that are asked; `None` for what is no server.
+    pub address: Option<(String, u16)>,
 }
 
 impl Endpoint {
@@ -44,6 +46,7 @@ impl Endpoint {
             max_output_tokens: None,
             retry: retry::Policy::default(),
             models: Vec::new(),
+            address: None,
         }
     }
 }
@@ -94,6 +97,7 @@ impl Catalog {
                     max_output_tokens: config.max_output_tokens,
                     retry: retry::Policy::new(config.max_retries),
                     models: config.models.clone(),
+                    address: address(&config.wire),
                     ..Endpoint::new(provider, config.kind())
                 },
             );
@@ -114,6 +118,17 @@ impl Catalog {
     /// All of them, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Endpoint)> {
         self.endpoints.iter().map(|(name, endpoint)| (name.as_str(), endpoint))
+    }
+}
+
+/// Where a provider is asked.
+fn address(wire: &WireConfig) -> Option<(String, u16)> {
+    match wire {
+        WireConfig::OpenaiChat(chat) => {
+            let url = chat.base_url.as_url();
+            Some((url.host_str()?.to_owned(), url.port_or_known_default()?))
+        }
+        WireConfig::Scripted(_) => None,
     }
 }
 

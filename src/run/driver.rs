@@ -12,6 +12,7 @@ use super::scratch::Scratch;
 use super::services::Services;
 use super::task::RestoreError;
 use super::toolbox::RunTools;
+use super::watch::{ModelWatch, Watch};
 use crate::agent::{Interrupt, Machine, ModelCall, Observation, Step, Transition, UnexpectedObservation};
 use crate::domain::{
     Delta, FailureClass, ModelFailure, ModelRequest, ModelTurn, Part, Run, RunError, Timestamp, ToolCall, ToolOutcome,
@@ -36,6 +37,7 @@ pub(super) struct Driver {
     pub(super) timeline: Timeline,
     /// What its provider keeps of it.
     pub(super) conversation: Conversation,
+    pub(super) watch: Watch,
 }
 
 /// The times of one run in this process. The clock of the machine can step back; a run's times never do, and its
@@ -93,7 +95,12 @@ impl Driver {
             match step {
                 Step::Finish(_) => return Ok(self.run),
                 Step::Start => self.observe(Observation::Start).await?,
-                Step::CallModel(call) => self.call_model(call).await?,
+                Step::CallModel(call) => {
+                    if call.attempt == 1 {
+                        self.watch.step(&self.run.agent);
+                    }
+                    self.call_model(call).await?;
+                }
                 Step::RunTools(calls) => {
                     let opened = match workspace.clone() {
                         Some(workspace) => Ok(workspace),
@@ -144,7 +151,7 @@ impl Driver {
             let message = format!("the provider `{}` is no longer configured", spec.model.provider);
             return Err(Failed::ForGood(ModelFailure::new(FailureClass::InvalidRequest, message)));
         };
-        let request = ModelRequest {
+        let mut request = ModelRequest {
             run: self.run.id,
             step: call.step,
             attempt: call.attempt,
@@ -153,14 +160,24 @@ impl Driver {
             messages: call.messages,
             tools: Arc::clone(self.tools.specs()),
             max_output_tokens: spec.max_output_tokens,
-            trace: spec.trace.clone(),
+            trace: None,
         };
+        let mut watch = self.watch.model_call(&request, spec, endpoint);
+        request.trace = watch.context();
         let limit = spec.limits.model_timeout_ms;
-        let mut sink = Sink { live: &self.live, heard };
+        let mut sink = Sink { live: &self.live, heard, watch: &mut watch };
         let asked = endpoint.provider.call(&request, conversation, &mut sink);
         match timeout(Duration::from_millis(limit), asked).await {
-            Ok(result) => result.map_err(Failed::ThisTime),
+            Ok(Ok(turn)) => {
+                watch.answered(&turn);
+                Ok(turn)
+            }
+            Ok(Err(failure)) => {
+                watch.failed(failure.class);
+                Err(Failed::ThisTime(failure))
+            }
             Err(_) => {
+                watch.failed(FailureClass::TimedOut);
                 let message = format!(
                     "`{}` did not finish within model_timeout_ms = {limit}; raise limits.model_timeout_ms or set \
                      max_output_tokens of the provider",
@@ -193,6 +210,7 @@ impl Driver {
         match decision {
             Decision::GiveUp => self.observe(Observation::ModelFailed { failure, duration_ms, partial }).await,
             Decision::Retry { delay } => {
+                self.watch.retry(provider, failure.class);
                 let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
                 self.observe(Observation::ModelRetry { failure, partial, delay_ms }).await?;
                 let control = Arc::clone(&self.control);
@@ -213,8 +231,10 @@ impl Driver {
             .map(|call| (call.id.clone(), self.tools.ready(call)))
             .partition(|(_, call)| call.is_some());
         let mut outcomes: Vec<ToolOutcome> = missing.into_iter().map(|(call_id, _)| gone(call_id)).collect();
+        let ready: Vec<_> = ready.into_iter().filter_map(|(_, call)| call).collect();
+        let mut watch = self.watch.tools(&ready);
         let mut execution = execute(
-            ready.into_iter().filter_map(|(_, call)| call).collect(),
+            ready,
             GroupCtx {
                 run: self.run.id,
                 workspace,
@@ -235,6 +255,7 @@ impl Driver {
                     cancel.cancel();
                     let mut outcomes = Vec::new();
                     while let Some(executed) = execution.next().await {
+                        watch.ended(&executed.outcome);
                         outcomes.push(executed.outcome);
                     }
                     return self.interrupt(cause, Vec::new(), outcomes).await;
@@ -242,6 +263,7 @@ impl Driver {
                 executed = execution.next() => executed,
             };
             let Some(executed) = executed else { return Ok(()) };
+            watch.ended(&executed.outcome);
             match executed.fatal {
                 None => outcomes.push(executed.outcome),
                 Some(message) => {
@@ -249,6 +271,7 @@ impl Driver {
                     cancel.cancel();
                     let mut outcomes = vec![executed.outcome];
                     while let Some(executed) = execution.next().await {
+                        watch.ended(&executed.outcome);
                         outcomes.push(executed.outcome);
                     }
                     return self.observe(Observation::ToolOutcomes { outcomes, fatal: Some(message) }).await;
@@ -281,6 +304,9 @@ impl Driver {
         // A wake-up can be lost; what is stored cannot.
         if let Some(at) = self.run.cancel_requested_at {
             self.control.cancel(at);
+        }
+        if self.run.status.is_finished() {
+            self.watch.ended(&self.run, moment.ran_for);
         }
         Ok(())
     }
@@ -357,13 +383,15 @@ impl Heard {
     }
 }
 
-struct Sink<'a> {
+struct Sink<'a, 'w> {
     live: &'a LiveRun,
     heard: &'a mut Heard,
+    watch: &'a mut ModelWatch<'w>,
 }
 
-impl DeltaSink for Sink<'_> {
+impl DeltaSink for Sink<'_, '_> {
     fn delta(&mut self, delta: Delta<'_>) {
+        self.watch.heard();
         match delta {
             Delta::Text(text) => self.heard.text.push_str(text),
             Delta::Reasoning(text) => self.heard.reasoning.push_str(text),

@@ -15,6 +15,7 @@ mod services;
 mod supervisor;
 mod task;
 mod toolbox;
+mod watch;
 
 pub use agent::{Agent, AgentError, Agents};
 pub use services::Services;

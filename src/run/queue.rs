@@ -109,6 +109,11 @@ impl Queue {
         counts.waiting = counts.waiting.saturating_sub(count);
     }
 
+    /// How many runs wait, as far as is known.
+    pub(super) fn waiting(&self) -> usize {
+        self.counts().waiting
+    }
+
     /// The store says how many runs wait.
     pub(super) fn recount(&self, waiting: usize) {
         self.counts().waiting = waiting;

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tracing::Instrument as _;
+
 use super::commit::CommitError;
 use super::control::Control;
 use super::driver::DriveError;
@@ -9,6 +11,7 @@ use super::supervisor::Inner;
 use crate::agent::{Interrupt, Observation};
 use crate::domain::{RunError, RunId, TenantId};
 use crate::store::{ClaimedRun, StoreError};
+use crate::telemetry::run_span;
 
 impl Inner {
     /// Ends every run that a former process left behind, and learns how many wait. Called once, before the first
@@ -22,8 +25,11 @@ impl Inner {
                 message: "the process that ran this run ended before the run did".to_owned(),
                 retryable: true,
             };
-            self.end_lost(claimed, error).await;
-            self.scratch.remove_left(id).await;
+            let settled = async {
+                self.end_lost(claimed, error).await;
+                self.scratch.remove_left(id).await;
+            };
+            settled.instrument(run_span(id)).await;
         }
         let waiting = self.services.store.queued().await?;
         self.queue.recount(usize::try_from(waiting).unwrap_or(usize::MAX));

@@ -7,6 +7,7 @@ use crate::config::{CeilingConfig, RunConfig};
 use crate::event::Bus;
 use crate::provider::Catalog;
 use crate::store::Store;
+use crate::telemetry::{Capture, Metrics};
 use crate::time::{Clock, Ids};
 use crate::tool::registry::Registry;
 
@@ -32,4 +33,8 @@ pub struct Services {
     pub run: RunConfig,
     /// Ceilings for requests.
     pub ceilings: CeilingConfig,
+    /// The instruments.
+    pub metrics: Metrics,
+    /// Whether spans carry what was said.
+    pub capture: Capture,
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 use super::commit::{Moment, apply, encode, publish};
 use super::control::Active;
@@ -15,8 +16,12 @@ use super::resolve::resolve;
 use super::scratch::Scratch;
 use super::services::Services;
 use crate::agent::{Interrupt, Observation};
-use crate::domain::{EventBody, FieldError, Run, RunId, RunRequest, RunSpec, RunStatus, TenantId, Timestamp, Usage};
+use crate::domain::{
+    EventBody, FieldError, Run, RunId, RunRequest, RunSpec, RunStatus, TenantId, Timestamp, TraceContext, Usage,
+};
 use crate::store::{ClaimedRun, NewRun, StoreError};
+use crate::telemetry::metric::RunCounts;
+use crate::telemetry::run_span;
 
 /// What a caller is told to wait when all places are taken.
 const OVERLOAD_RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -104,10 +109,21 @@ impl Supervisor {
 
     /// Accepts a run: once this returns it is stored, and at work or in the queue.
     pub async fn create(&self, tenant: &TenantId, request: RunRequest) -> Result<Run, CreateError> {
+        self.create_traced(tenant, request, None).await
+    }
+
+    /// The same for a caller whose trace the run is a part of.
+    pub async fn create_traced(
+        &self,
+        tenant: &TenantId,
+        request: RunRequest,
+        trace: Option<TraceContext>,
+    ) -> Result<Run, CreateError> {
         self.has_room()?;
         let inner = &self.inner;
         let Services { agents, registry, catalog, run, ceilings, .. } = &*inner.services;
         let spec = resolve(request, agents, registry, catalog, run, ceilings).map_err(CreateError::Invalid)?;
+        let spec = RunSpec { trace, ..spec };
         let place = inner.queue.enter().ok_or(CreateError::overloaded())?;
         // A caller that goes away does not take the acceptance with it.
         let accepted = inner.tasks.spawn(Arc::clone(inner).accept(tenant.clone(), spec, place));
@@ -142,6 +158,15 @@ impl Supervisor {
     /// How many runs are at work in this process.
     pub fn active(&self) -> usize {
         self.inner.active.len()
+    }
+
+    /// Counts the runs whenever it is called; `None` once the supervisor is gone, which it does not keep alive.
+    pub fn counts(&self) -> impl Fn() -> Option<RunCounts> + Send + Sync + use<> {
+        let inner = Arc::downgrade(&self.inner);
+        move || {
+            let inner = inner.upgrade()?;
+            Some(RunCounts { active: inner.active.len(), queued: inner.queue.waiting() })
+        }
     }
 }
 
@@ -249,7 +274,7 @@ impl Inner {
         let Some(loaded) = self.services.store.load(tenant, id).await? else { return Ok(()) };
         let registration = self.active.register(id);
         registration.control().cancel(at);
-        let ended = self.end(loaded, Interrupt::Cancel, registration.control()).await;
+        let ended = self.end(loaded, Interrupt::Cancel, registration.control()).instrument(run_span(id)).await;
         match ended {
             Ok(()) => {
                 self.queue.left(1);

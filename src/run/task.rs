@@ -15,11 +15,13 @@ use super::driver::{DriveError, Driver, Timeline};
 use super::queue::Slot;
 use super::supervisor::Inner;
 use super::toolbox::RunTools;
+use super::watch::Watch;
 use crate::agent::{AgentState, IllFormed, Machine, estimate_head};
 use crate::domain::text::panic_text;
 use crate::domain::{Run, RunError, RunId, RunStatus, TenantId};
 use crate::provider::conversation::Conversation;
 use crate::store::{ClaimedRun, StoreError};
+use crate::telemetry::run_span;
 
 /// How many queued runs are claimed in one go.
 const CLAIM_BATCH: usize = 64;
@@ -98,6 +100,7 @@ impl Inner {
         control: &Arc<Control>,
     ) -> Result<Driver, RestoreError> {
         let ClaimedRun { run, spec, state, transcript } = claimed;
+        let watch = Watch::begin(&self.services, &run, &spec);
         let tools = RunTools::new(Arc::clone(&self.services.registry), spec.tools.clone());
         let head_tokens = estimate_head(spec.instructions.as_deref(), tools.specs());
         let machine = match state {
@@ -123,6 +126,7 @@ impl Inner {
             deadline: Instant::now() + left,
             timeline: Timeline::new(now, started_at),
             conversation: Conversation::default(),
+            watch,
         })
     }
 
@@ -136,7 +140,6 @@ impl Inner {
     ) {
         let inner = Arc::clone(self);
         let id = registration.id();
-        let span = tracing::info_span!("run", run_id = %id);
         let task = async move {
             let driven = AssertUnwindSafe(async { driver.await?.drive().await }).catch_unwind();
             let result = tokio::select! {
@@ -149,7 +152,7 @@ impl Inner {
             drop(registration);
             drop(slot);
         };
-        self.tasks.spawn(task.instrument(span));
+        self.tasks.spawn(task.instrument(run_span(id)));
     }
 
     /// Sees a run off whose task is over.

@@ -8,6 +8,7 @@ pub mod sqlite;
 mod transcript;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -102,6 +103,23 @@ pub trait Store: Send + Sync {
 /// [`StoreError::Unusable`] says what has to be changed before a server can start.
 pub async fn open(config: &StoreConfig) -> Result<Arc<dyn Store>, StoreError> {
     Ok(Arc::new(sqlite::SqliteStore::open(config).await?))
+}
+
+/// The same, with somebody who is told of every commit.
+///
+/// # Errors
+/// As for [`open`].
+pub async fn open_observed(
+    config: &StoreConfig,
+    observer: Arc<dyn CommitObserver>,
+) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(Arc::new(sqlite::SqliteStore::open_observed(config, Some(observer)).await?))
+}
+
+/// Is told of commits as they happen. Never blocks.
+pub trait CommitObserver: Send + Sync {
+    /// A transaction with this number of writes was committed, and took so long.
+    fn committed(&self, writes: usize, took: Duration);
 }
 
 /// A run to be stored.

@@ -17,4 +17,6 @@ mod store;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod telemetry;
+#[cfg(test)]
 mod tool;

@@ -10,12 +10,14 @@ mod step;
 mod write;
 mod writer;
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
 
 use self::writer::Writer;
 pub use self::writer::WriterCounters;
-use super::{ClaimedRun, Committed, NewRun, RunFilter, StepCommit, Store, StoreError};
+use super::{ClaimedRun, CommitObserver, Committed, NewRun, RunFilter, StepCommit, Store, StoreError};
 use crate::config::StoreConfig;
 use crate::domain::{Event, Message, Run, RunId, Seq, TenantId, Timestamp};
 
@@ -28,6 +30,14 @@ pub struct SqliteStore {
 impl SqliteStore {
     /// Opens the file, creates what it lacks, and takes it for this process alone.
     pub async fn open(config: &StoreConfig) -> Result<Self, StoreError> {
+        Self::open_observed(config, None).await
+    }
+
+    /// The same, with somebody who is told of every commit.
+    pub async fn open_observed(
+        config: &StoreConfig,
+        observer: Option<Arc<dyn CommitObserver>>,
+    ) -> Result<Self, StoreError> {
         let opened = open::open(config).await?;
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let cores = u32::try_from(cores).unwrap_or(u32::MAX);
@@ -42,7 +52,7 @@ impl SqliteStore {
             .connect_with(opened.reading.clone())
             .await
             .map_err(error::store_error)?;
-        let writer = Writer::start(opened, config.durability);
+        let writer = Writer::start(opened, config.durability, observer);
         Ok(Self { writer, readers })
     }
 

@@ -13,13 +13,14 @@ use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteConnectOptions;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::error::{self, Severity, Shared};
 use super::open::{self, FileLock, Opened};
 use super::script::{Script, Trips};
 use crate::config::Durability;
-use crate::store::StoreError;
+use crate::store::{CommitObserver, StoreError};
 
 /// Most writes of one transaction.
 const MAX_GROUP: usize = 256;
@@ -140,7 +141,7 @@ struct State {
 
 impl Writer {
     /// Starts the task. It ends when it is told to close, or with the last handle.
-    pub(super) fn start(opened: Opened, durability: Durability) -> Self {
+    pub(super) fn start(opened: Opened, durability: Durability, observer: Option<Arc<dyn CommitObserver>>) -> Self {
         let (sender, receiver) = mpsc::channel(MAX_WAITING);
         let state = Arc::new(State::default());
         let closing = CancellationToken::new();
@@ -151,6 +152,7 @@ impl Writer {
             durability,
             state: Arc::clone(&state),
             lock: opened.lock,
+            observer,
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(task.run(closing.clone()));
@@ -270,6 +272,7 @@ struct Task {
     durability: Durability,
     state: Arc<State>,
     lock: FileLock,
+    observer: Option<Arc<dyn CommitObserver>>,
 }
 
 impl Task {
@@ -326,8 +329,12 @@ impl Task {
                 let error = error.clone();
                 return settle_all(group, || StoreError::Failed(error.clone().into()));
             }
+            let begun = Instant::now();
             let failure = match self.transaction(&mut group, portion).await {
                 Ok(()) => {
+                    if let Some(observer) = &self.observer {
+                        observer.committed(group.len(), begun.elapsed());
+                    }
                     self.state.commits.fetch_add(1, Ordering::Relaxed);
                     self.state.writes.fetch_add(group.len().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
                     group.into_iter().for_each(|entry| entry.settle(Ok(())));

@@ -27,7 +27,7 @@ async fn fixture_with_busy_timeout(millis: u32) -> Fixture {
     {
         sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut opened.connection).await.unwrap();
     }
-    let writer = Writer::start(opened, Durability::Process);
+    let writer = Writer::start(opened, Durability::Process, None);
     Fixture { folder, writer: Arc::new(writer) }
 }
 

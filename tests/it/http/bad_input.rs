@@ -129,7 +129,7 @@ async fn two_places_to_go_on_from_are_refused() {
 #[tokio::test]
 async fn what_does_not_exist_is_named() {
     let app = Served::start().await;
-    for path in ["/", "/run", "/runs/", "/RUNS", "/runs/x/y", "/runs/x/events/1", "//runs", "/metrics", "/docs"] {
+    for path in ["/", "/run", "/runs/", "/RUNS", "/runs/x/y", "/runs/x/events/1", "//runs", "/metrics/", "/docs"] {
         app.client.get(path).await.problem(404, "route_not_found");
     }
     for (method, path, allowed) in [

@@ -12,6 +12,7 @@ use hames::event::Bus;
 use hames::provider::Catalog;
 use hames::run::{Agents, Services, Supervisor};
 use hames::store::{self, Store};
+use hames::telemetry::Capture;
 use hames::time::{Clock, SystemClock};
 use hames::tool::registry::Registry;
 use hames::tool::{Tool, ToolCtx, ToolError};
@@ -20,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::provider::case::{self, Case, CaseTool, Expect};
 use crate::provider::request_check;
-use crate::support::app::PATIENCE;
+use crate::support::app::{PATIENCE, own_metrics};
 use crate::support::upstream::{Reply, Upstream};
 
 /// A tool of a case; counts what it was really called with.
@@ -103,6 +104,8 @@ async fn play(case: &Case) -> Left {
         jitter: Box::new(|| 0.5),
         run: RunConfig { scratch_dir: directory.path().join("scratch"), ..RunConfig::default() },
         ceilings: CeilingConfig::default(),
+        metrics: own_metrics(),
+        capture: Capture::Nothing,
     })
     .await
     .unwrap();

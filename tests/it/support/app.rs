@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hames::app::{App, Surroundings};
-use hames::config::{Config, Env, ProviderKind, ServerConfig, load};
+use hames::config::{Config, Env, ProviderKind, ServerConfig, TelemetryConfig, load};
 use hames::domain::{Event, EventKind, Message, Run, RunId, RunRequest, TenantId};
 use hames::event::Bus;
 use hames::provider::Endpoint;
 use hames::run::Supervisor;
 use hames::shutdown::Shutdown;
 use hames::store::Store;
+use hames::telemetry::{Metrics, Telemetry};
 use hames::time::{Clock, SystemClock};
 use hames::tool::Tool;
 use hames::tool::supervise::CommandHost;
@@ -39,6 +40,8 @@ pub(crate) struct Setup {
     pub(crate) env: Env,
     /// Replaces the listener's settings.
     pub(crate) server: Option<ServerConfig>,
+    /// Instruments that the test holds as well.
+    pub(crate) metrics: Option<Metrics>,
 }
 
 impl Setup {
@@ -66,6 +69,7 @@ impl Setup {
             clock: Arc::new(SystemClock),
             env: Env::from_iter([("PATH", "/usr/local/bin:/usr/bin:/bin")]),
             server: None,
+            metrics: None,
         }
     }
 
@@ -108,6 +112,7 @@ impl Setup {
             supervisor: CommandHost::program(env!("CARGO_BIN_EXE_hames")),
             tools: self.tools.clone(),
             providers: self.providers.clone(),
+            metrics: self.metrics.clone().unwrap_or_else(own_metrics),
         };
         let app = App::build(config, surroundings).await.unwrap_or_else(|error| panic!("{error:#}"));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -128,6 +133,11 @@ impl Setup {
             ended: false,
         }
     }
+}
+
+/// Instruments that only the service has.
+pub(crate) fn own_metrics() -> Metrics {
+    Telemetry::new(&TelemetryConfig::default(), "test").unwrap().metrics().clone()
 }
 
 /// A running service. A test ends it with [`TestApp::finish`] or [`TestApp::die`]; one that forgets fails.

@@ -1,0 +1,107 @@
+//! What was said, as attributes of spans: only with `telemetry.capture_content`.
+//!
+//! The forms are the JSON schemas of the conventions ("Recording content on attributes"). An attribute is a text with
+//! JSON, since the attributes of spans have no objects.
+
+use serde_json::{Map, Value, json};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+use super::trace::finish_name;
+use crate::domain::{Arguments, FinishReason, Message, ModelRequest, ModelTurn, Part, RunSpec, ToolCall, ToolOutcome};
+
+/// What the model is told.
+const INPUT: &str = "gen_ai.input.messages";
+/// What it says.
+const OUTPUT: &str = "gen_ai.output.messages";
+/// The system prompt.
+const INSTRUCTIONS: &str = "gen_ai.system_instructions";
+/// The tools it is offered.
+const TOOLS: &str = "gen_ai.tool.definitions";
+/// The arguments of a call.
+const ARGUMENTS: &str = "gen_ai.tool.call.arguments";
+/// Its result.
+const RESULT: &str = "gen_ai.tool.call.result";
+
+pub(super) fn of_agent(span: &Span, spec: &RunSpec) {
+    set(span, INPUT, &messages(spec.input.iter()));
+    instructions(span, spec.instructions.as_deref());
+}
+
+pub(super) fn of_answer(span: &Span, answer: &str, reason: FinishReason) {
+    let parts = json!([{"type": "text", "content": answer}]);
+    set(span, OUTPUT, &json!([{"role": "assistant", "parts": parts, "finish_reason": finish_name(reason)}]));
+}
+
+pub(super) fn of_request(span: &Span, request: &ModelRequest) {
+    set(span, INPUT, &messages(request.messages.iter().map(AsRef::as_ref)));
+    instructions(span, request.instructions.as_deref());
+    let tools: Vec<Value> = request
+        .tools
+        .iter()
+        .map(|tool| {
+            json!({"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters})
+        })
+        .collect();
+    if !tools.is_empty() {
+        set(span, TOOLS, &Value::Array(tools));
+    }
+}
+
+pub(super) fn of_turn(span: &Span, turn: &ModelTurn) {
+    let parts = said(&turn.content, &turn.tool_calls);
+    set(span, OUTPUT, &json!([{"role": "assistant", "parts": parts, "finish_reason": finish_name(turn.finish)}]));
+}
+
+pub(super) fn of_call(span: &Span, arguments: &Map<String, Value>) {
+    set(span, ARGUMENTS, &Value::Object(arguments.clone()));
+}
+
+pub(super) fn of_outcome(span: &Span, outcome: &ToolOutcome) {
+    set(span, RESULT, &Value::String(outcome.content.clone()));
+}
+
+fn instructions(span: &Span, text: Option<&str>) {
+    if let Some(text) = text {
+        set(span, INSTRUCTIONS, &json!([{"type": "text", "content": text}]));
+    }
+}
+
+fn messages<'m>(all: impl Iterator<Item = &'m Message>) -> Value {
+    all.map(|message| match message {
+        Message::User(message) => json!({"role": "user", "parts": parts(&message.content)}),
+        Message::Assistant(message) => {
+            json!({"role": "assistant", "parts": said(&message.content, &message.tool_calls)})
+        }
+        Message::Tool(message) => json!({"role": "tool", "parts": [
+            {"type": "tool_call_response", "id": message.call_id, "response": message.content}
+        ]}),
+    })
+    .collect()
+}
+
+fn said(content: &[Part], calls: &[ToolCall]) -> Vec<Value> {
+    let mut all = parts(content);
+    all.extend(calls.iter().map(|call| {
+        let arguments = match &call.arguments {
+            Arguments::Object(arguments) => Value::Object(arguments.clone()),
+            Arguments::Malformed(text) => Value::String(text.clone()),
+        };
+        json!({"type": "tool_call", "id": call.id, "name": call.name, "arguments": arguments})
+    }));
+    all
+}
+
+fn parts(content: &[Part]) -> Vec<Value> {
+    content
+        .iter()
+        .map(|part| match part {
+            Part::Text { text } => json!({"type": "text", "content": text}),
+            Part::Reasoning { text, .. } => json!({"type": "reasoning", "content": text}),
+        })
+        .collect()
+}
+
+fn set(span: &Span, name: &'static str, value: &Value) {
+    span.set_attribute(name, value.to_string());
+}

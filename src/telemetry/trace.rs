@@ -1,0 +1,476 @@
+//! The spans that are exported: runs, model calls, tool calls, HTTP requests.
+//!
+//! Names and attributes are those of the OpenTelemetry semantic conventions, version 1.41.0: "GenAI agent and framework
+//! spans" and "generative client AI spans" (both in development), and "HTTP spans" (stable). What the conventions have
+//! no name for starts with `hames.`.
+//!
+//! Spans are held by who does the work and never entered, so they cost the futures of a run nothing. Without a
+//! collector no layer wants them, and each is an empty handle.
+
+use opentelemetry::trace::{SpanContext, SpanId, Status, TraceContextExt as _, TraceFlags, TraceId, TraceState};
+use opentelemetry::{Array, Context, StringValue, Value};
+use tracing::{Metadata, Span};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+use super::content;
+use crate::config::ProviderKind;
+use crate::domain::{
+    End, FailureClass, FinishReason, ModelRequest, ModelTurn, OutcomeKind, Run, RunId, RunSpec, RunStatus,
+    RunStatusName, ToolOutcome, ToolSpec, TraceContext,
+};
+
+/// The conventions that names and attributes follow.
+pub const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.41.0";
+
+/// The target of spans that are exported.
+const EXPORTED: &str = "hames::exported";
+
+/// Resource: the service.
+pub const SERVICE_NAME: &str = "service.name";
+/// Resource: its version.
+pub const SERVICE_VERSION: &str = "service.version";
+/// Resource: this process among those of the service.
+pub const SERVICE_INSTANCE: &str = "service.instance.id";
+
+/// `gen_ai.operation.name` and the first word of the name of the span of a run.
+pub const INVOKE_AGENT: &str = "invoke_agent";
+/// The same for one attempt at a model call.
+pub const CHAT: &str = "chat";
+/// The same for a tool call.
+pub const EXECUTE_TOOL: &str = "execute_tool";
+
+/// What is done.
+pub const OPERATION: &str = "gen_ai.operation.name";
+/// Whose conventions the model's server follows.
+pub const PROVIDER: &str = "gen_ai.provider.name";
+/// The model that is asked for.
+pub const REQUEST_MODEL: &str = "gen_ai.request.model";
+/// Most tokens of the answer.
+pub const REQUEST_MAX_TOKENS: &str = "gen_ai.request.max_tokens";
+/// Whether the answer is streamed: always.
+pub const REQUEST_STREAM: &str = "gen_ai.request.stream";
+/// Why the model stopped.
+pub const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
+/// Time to the first piece of the answer, in seconds.
+pub const TIME_TO_FIRST_CHUNK: &str = "gen_ai.response.time_to_first_chunk";
+/// Tokens of the request.
+pub const INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
+/// Tokens of the answer.
+pub const OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
+/// Those of the request that the provider had at hand.
+pub const CACHED_INPUT_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
+/// Those of the answer that were reasoning.
+pub const REASONING_TOKENS: &str = "gen_ai.usage.reasoning.output_tokens";
+/// The agent.
+pub const AGENT: &str = "gen_ai.agent.name";
+/// The tool.
+pub const TOOL: &str = "gen_ai.tool.name";
+/// The kind of a tool: always `function`.
+pub const TOOL_TYPE: &str = "gen_ai.tool.type";
+/// The call.
+pub const TOOL_CALL: &str = "gen_ai.tool.call.id";
+/// The class of the error that ended it.
+pub const ERROR_TYPE: &str = "error.type";
+/// The host that is asked.
+pub const SERVER_ADDRESS: &str = "server.address";
+/// Its port.
+pub const SERVER_PORT: &str = "server.port";
+/// The method of a request.
+pub const HTTP_METHOD: &str = "http.request.method";
+/// The route of a request.
+pub const HTTP_ROUTE: &str = "http.route";
+/// The status of an answer.
+pub const HTTP_STATUS: &str = "http.response.status_code";
+/// The path of a request that has a route; other paths are only the caller's text.
+pub const URL_PATH: &str = "url.path";
+/// The scheme of a request.
+pub const URL_SCHEME: &str = "url.scheme";
+/// The run.
+pub const RUN: &str = "hames.run.id";
+/// How it ended.
+pub const RUN_STATUS: &str = "hames.run.status";
+/// The name of the configured provider.
+pub const CONFIGURED_PROVIDER: &str = "hames.provider";
+/// Which response of the run, from 1.
+pub const STEP: &str = "hames.step";
+/// Which attempt at it, from 1.
+pub const ATTEMPT: &str = "hames.attempt";
+/// How a tool call ended.
+pub const TOOL_OUTCOME: &str = "hames.tool.outcome";
+
+/// An error whose class is not known.
+const OTHER: &str = "_OTHER";
+
+/// The class of what was cut off since its run had to end.
+const INTERRUPTED: &str = "interrupted";
+
+/// Whether spans carry what was said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Capture {
+    /// Names, numbers and ids only.
+    #[default]
+    Nothing,
+    /// Prompts, answers, and arguments and results of tools too.
+    Content,
+}
+
+impl Capture {
+    /// What the setting `telemetry.capture_content` says.
+    pub const fn of(capture_content: bool) -> Self {
+        if capture_content { Self::Content } else { Self::Nothing }
+    }
+}
+
+/// Whether a span or record is one of those that are exported, and not for the log.
+pub(super) fn is_exported(metadata: &Metadata<'_>) -> bool {
+    metadata.target() == EXPORTED
+}
+
+/// The span of a run, from the moment a worker has it to its end.
+pub struct AgentSpan {
+    span: Span,
+    /// The caller's place, for when nothing is exported.
+    caller: Option<TraceContext>,
+    ended: bool,
+}
+
+impl AgentSpan {
+    /// Begins below the caller's span, or as a trace of its own where the caller has none.
+    pub fn begin(run: RunId, spec: &RunSpec, kind: Option<ProviderKind>, capture: Capture) -> Self {
+        let agent = &spec.agent;
+        let span = tracing::info_span!(target: EXPORTED, parent: None, "invoke_agent",
+            otel.name = %Name(INVOKE_AGENT, agent), otel.kind = "internal");
+        if !span.is_disabled() {
+            set_caller(&span, spec.trace.as_ref());
+            span.set_attribute(OPERATION, INVOKE_AGENT);
+            span.set_attribute(AGENT, agent.clone());
+            span.set_attribute(PROVIDER, provider_name(kind));
+            span.set_attribute(REQUEST_MODEL, spec.model.model.clone());
+            span.set_attribute(CONFIGURED_PROVIDER, spec.model.provider.clone());
+            span.set_attribute(RUN, run.to_string());
+            match capture {
+                Capture::Nothing => {}
+                Capture::Content => content::of_agent(&span, spec),
+            }
+        }
+        Self { span, caller: spec.trace.clone(), ended: false }
+    }
+
+    /// Ends with the run, which has ended.
+    pub fn end(&mut self, run: &Run, capture: Capture) {
+        self.ended = true;
+        if self.span.is_disabled() {
+            return;
+        }
+        let span = &self.span;
+        set_count(span, INPUT_TOKENS, run.usage.input_tokens);
+        set_count(span, OUTPUT_TOKENS, run.usage.output_tokens);
+        span.set_attribute(RUN_STATUS, run.status.name().as_str());
+        let RunStatus::Finished { end, .. } = &run.status else { return };
+        match end {
+            End::Completed { answer, finish_reason } => {
+                set_finish(span, *finish_reason);
+                match capture {
+                    Capture::Nothing => {}
+                    Capture::Content => content::of_answer(span, answer, *finish_reason),
+                }
+            }
+            End::Stopped { status, error, .. } => match status.name() {
+                RunStatusName::ModelError | RunStatusName::InternalError => set_error(span, error.code.clone()),
+                RunStatusName::Timeout => set_error(span, RunStatusName::Timeout.as_str()),
+                // A run that met its bounds or was stopped did what was asked of it.
+                RunStatusName::StepLimit
+                | RunStatusName::ToolLimit
+                | RunStatusName::TokenLimit
+                | RunStatusName::ContextLimit
+                | RunStatusName::RepeatLimit
+                | RunStatusName::Aborted
+                | RunStatusName::Queued
+                | RunStatusName::Running
+                | RunStatusName::Completed => {}
+            },
+        }
+    }
+}
+
+impl Drop for AgentSpan {
+    /// A run whose task panicked or was let go has no end here.
+    fn drop(&mut self) {
+        if !self.ended && !self.span.is_disabled() {
+            set_error(&self.span, OTHER);
+        }
+    }
+}
+
+/// The span of one attempt at a model call.
+pub struct ChatSpan {
+    span: Span,
+    caller: Option<TraceContext>,
+}
+
+/// A model as its spans name it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The name of the configured provider.
+    pub provider: &'a str,
+    /// Which wire it speaks.
+    pub kind: ProviderKind,
+    /// Its host and port, where it has one.
+    pub address: Option<(&'a str, u16)>,
+}
+
+impl ChatSpan {
+    /// Begins below the run's span.
+    pub fn begin(agent: &AgentSpan, request: &ModelRequest, asked: Asked<'_>, capture: Capture) -> Self {
+        let span = tracing::info_span!(target: EXPORTED, parent: &agent.span, "chat",
+            otel.name = %Name(CHAT, &request.model), otel.kind = "client");
+        if !span.is_disabled() {
+            span.set_attribute(OPERATION, CHAT);
+            span.set_attribute(PROVIDER, provider_name(Some(asked.kind)));
+            span.set_attribute(REQUEST_MODEL, request.model.clone());
+            span.set_attribute(REQUEST_STREAM, true);
+            span.set_attribute(CONFIGURED_PROVIDER, asked.provider.to_owned());
+            span.set_attribute(STEP, i64::from(request.step));
+            span.set_attribute(ATTEMPT, i64::from(request.attempt));
+            if let Some(most) = request.max_output_tokens {
+                span.set_attribute(REQUEST_MAX_TOKENS, i64::from(most));
+            }
+            if let Some((host, port)) = asked.address {
+                span.set_attribute(SERVER_ADDRESS, host.to_owned());
+                span.set_attribute(SERVER_PORT, i64::from(port));
+            }
+            match capture {
+                Capture::Nothing => {}
+                Capture::Content => content::of_request(&span, request),
+            }
+        }
+        Self { span, caller: agent.caller.clone() }
+    }
+
+    /// What the provider is told: this span, or the caller's where nothing is exported.
+    pub fn context(&self) -> Option<TraceContext> {
+        if self.span.is_disabled() { self.caller.clone() } else { context_of(&self.span) }
+    }
+
+    /// The first piece of the answer came after so many seconds.
+    pub fn first_chunk(&self, seconds: f64) {
+        if !self.span.is_disabled() {
+            self.span.set_attribute(TIME_TO_FIRST_CHUNK, seconds);
+        }
+    }
+
+    /// Ends with a turn.
+    pub fn answered(self, turn: &ModelTurn, capture: Capture) {
+        if self.span.is_disabled() {
+            return;
+        }
+        set_finish(&self.span, turn.finish);
+        if let Some(usage) = turn.usage {
+            set_count(&self.span, INPUT_TOKENS, usage.input_tokens);
+            set_count(&self.span, OUTPUT_TOKENS, usage.output_tokens);
+            for (name, count) in
+                [(CACHED_INPUT_TOKENS, usage.cached_input_tokens), (REASONING_TOKENS, usage.reasoning_tokens)]
+            {
+                if count > 0 {
+                    set_count(&self.span, name, count);
+                }
+            }
+        }
+        match capture {
+            Capture::Nothing => {}
+            Capture::Content => content::of_turn(&self.span, turn),
+        }
+    }
+
+    /// Ends with a failure. Its message is not exported: it may repeat what was said.
+    pub fn failed(self, class: FailureClass) {
+        self.ended_by(class.code());
+    }
+
+    /// Ends since the run was told to.
+    pub fn interrupted(self) {
+        self.ended_by(INTERRUPTED);
+    }
+
+    fn ended_by(&self, error: &'static str) {
+        if !self.span.is_disabled() {
+            set_error(&self.span, error);
+        }
+    }
+}
+
+/// The span of one tool call.
+pub struct ToolSpan(Span);
+
+impl ToolSpan {
+    /// Begins below the run's span. The tool is a configured one; the id is the model's.
+    pub fn begin(
+        agent: &AgentSpan,
+        tool: &ToolSpec,
+        call_id: &str,
+        arguments: &serde_json::Map<String, serde_json::Value>,
+        capture: Capture,
+    ) -> Self {
+        let span = tracing::info_span!(target: EXPORTED, parent: &agent.span, "execute_tool",
+            otel.name = %Name(EXECUTE_TOOL, tool.name.as_str()), otel.kind = "internal");
+        if !span.is_disabled() {
+            span.set_attribute(OPERATION, EXECUTE_TOOL);
+            span.set_attribute(TOOL, tool.name.as_str().to_owned());
+            span.set_attribute(TOOL_TYPE, "function");
+            span.set_attribute(TOOL_CALL, call_id.to_owned());
+            match capture {
+                Capture::Nothing => {}
+                Capture::Content => content::of_call(&span, arguments),
+            }
+        }
+        Self(span)
+    }
+
+    /// Ends with the call.
+    pub fn end(self, outcome: &ToolOutcome, capture: Capture) {
+        if self.0.is_disabled() {
+            return;
+        }
+        let kind = outcome_name(outcome.kind);
+        self.0.set_attribute(TOOL_OUTCOME, kind);
+        if outcome.kind.is_error() {
+            set_error(&self.0, kind);
+        }
+        match capture {
+            Capture::Nothing => {}
+            Capture::Content => content::of_outcome(&self.0, outcome),
+        }
+    }
+}
+
+/// The span of an HTTP request, up to the head of its answer.
+pub struct RequestSpan(Span);
+
+impl RequestSpan {
+    /// Begins below the caller's span. `path` is that of a request that has a route.
+    pub fn begin(method: &str, route: Option<&str>, path: Option<&str>, caller: Option<&TraceContext>) -> Self {
+        let name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}"));
+        let span = tracing::info_span!(target: EXPORTED, parent: None, "http", otel.name = %name, otel.kind = "server");
+        if !span.is_disabled() {
+            set_caller(&span, caller);
+            span.set_attribute(HTTP_METHOD, method.to_owned());
+            span.set_attribute(URL_SCHEME, "http");
+            if let Some(route) = route {
+                span.set_attribute(HTTP_ROUTE, route.to_owned());
+            }
+            if let Some(path) = path {
+                span.set_attribute(URL_PATH, path.to_owned());
+            }
+        }
+        Self(span)
+    }
+
+    /// No span, for requests that are not worth one.
+    pub const fn none() -> Self {
+        Self(Span::none())
+    }
+
+    /// Its place in the trace; `None` when it is not exported.
+    pub fn context(&self) -> Option<TraceContext> {
+        if self.0.is_disabled() { None } else { context_of(&self.0) }
+    }
+
+    /// Ends with the head of an answer.
+    pub fn answered(self, status: u16) {
+        if self.0.is_disabled() {
+            return;
+        }
+        self.0.set_attribute(HTTP_STATUS, i64::from(status));
+        // What a client did wrong is no error of the server.
+        if status >= 500 {
+            set_error(&self.0, status.to_string());
+        }
+    }
+}
+
+/// The spelling of an outcome in spans and labels, as in the events of a run.
+pub(super) const fn outcome_name(kind: OutcomeKind) -> &'static str {
+    match kind {
+        OutcomeKind::Result => "result",
+        OutcomeKind::Error => "error",
+        OutcomeKind::Refused => "refused",
+        OutcomeKind::TimedOut => "timed_out",
+        OutcomeKind::Aborted => "aborted",
+        OutcomeKind::OutcomeUnknown => "outcome_unknown",
+    }
+}
+
+/// The spelling of a finish reason in spans, as in the events of a run.
+pub(super) const fn finish_name(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::ToolCalls => "tool_calls",
+        FinishReason::Length => "length",
+        FinishReason::ContentFilter => "content_filter",
+        FinishReason::Unspecified => "unspecified",
+    }
+}
+
+/// The conventions name the form of the API, whoever serves it.
+const fn provider_name(kind: Option<ProviderKind>) -> &'static str {
+    match kind {
+        Some(ProviderKind::OpenaiChat) => "openai",
+        Some(ProviderKind::Scripted) => "scripted",
+        None => OTHER,
+    }
+}
+
+/// `invoke_agent coder`; written only when somebody wants the span.
+struct Name<'a>(&'static str, &'a str);
+
+impl std::fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.0, self.1)
+    }
+}
+
+fn set_count(span: &Span, name: &'static str, count: u64) {
+    span.set_attribute(name, i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+fn set_finish(span: &Span, reason: FinishReason) {
+    let reasons = vec![StringValue::from(finish_name(reason))];
+    span.set_attribute(FINISH_REASONS, Value::Array(Array::String(reasons)));
+}
+
+fn set_error(span: &Span, class: impl Into<StringValue>) {
+    span.set_attribute(ERROR_TYPE, Value::String(class.into()));
+    span.set_status(Status::error(""));
+}
+
+/// Puts a span below its caller's.
+fn set_caller(span: &Span, caller: Option<&TraceContext>) {
+    let Some(caller) = caller else { return };
+    let state = caller.state.as_deref().and_then(|state| state.parse::<TraceState>().ok()).unwrap_or_default();
+    let context = SpanContext::new(
+        TraceId::from_bytes(caller.trace_id.to_be_bytes()),
+        SpanId::from_bytes(caller.span_id.to_be_bytes()),
+        TraceFlags::new(caller.flags),
+        true,
+        state,
+    );
+    // Fails only for a span that nobody exports, which needs no parent.
+    drop(span.set_parent(Context::new().with_remote_span_context(context)));
+}
+
+/// A span's place in its trace.
+fn context_of(span: &Span) -> Option<TraceContext> {
+    let context = span.context();
+    let span = context.span();
+    let place = span.span_context();
+    let state = place.trace_state().header();
+    place.is_valid().then(|| {
+        let context = TraceContext {
+            trace_id: u128::from_be_bytes(place.trace_id().to_bytes()),
+            span_id: u64::from_be_bytes(place.span_id().to_bytes()),
+            flags: place.trace_flags().to_u8(),
+            state: None,
+        };
+        context.with_state(&state)
+    })
+}
