@@ -5,11 +5,13 @@ DENY_VERSION := 0.20.2
 DENY_ROOT := target/tools/cargo-deny-$(DENY_VERSION)
 DENY := $(DENY_ROOT)/bin/cargo-deny
 
-.PHONY: help run test lint fmt openapi setup
+.PHONY: help run test bench bench-micro lint fmt openapi setup
 
 help:
 	@echo "make run      serve on 127.0.0.1:8080 with a demonstration run, until Ctrl-C"
 	@echo "make test     run all tests"
+	@echo "make bench    load on a real server beside a floor, and the bars it has to keep; SCENARIOS=\"runs tokens\" for some"
+	@echo "make bench-micro  the parts that every run goes through, each by itself"
 	@echo "make lint     check format, lints, documentation, licences and sources of dependencies"
 	@echo "make fmt      format the code"
 	@echo "make openapi  write openapi.yaml anew from the code"
@@ -19,6 +21,13 @@ run:
 
 test: setup
 	$(CARGO) test --locked
+
+# Nothing else should be at work on the machine.
+bench:
+	$(CARGO) bench --locked --bench load -- $(SCENARIOS)
+
+bench-micro:
+	$(CARGO) bench --locked --bench micro
 
 lint: $(DENY)
 	$(CARGO) fmt --check

@@ -1,5 +1,7 @@
 //! The parts that every run goes through, each by itself, with what they allocate: `make bench-micro`.
 
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on stops")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -71,6 +73,7 @@ fn spec() -> RunSpec {
         parallel_tools: ParallelTools::ReadOnly,
         workspace: None,
         metadata: BTreeMap::new(),
+        trace: None,
     }
 }
 
@@ -173,6 +176,7 @@ fn write_a_request(bencher: Bencher<'_, '_>, count: usize) {
         messages: messages.to_vec(),
         tools: Arc::clone(&tools),
         max_output_tokens: None,
+        trace: None,
     };
     let (before, now) = (request(&messages[..messages.len() - 2]), request(&messages));
     bencher

@@ -76,7 +76,7 @@ impl Follow {
     }
 
     /// Reads to the end and checks that it is a good one.
-    pub(crate) async fn to_end(mut self) {
+    pub(crate) async fn finish(mut self) {
         let mut last = Bytes::new();
         while let Some(bytes) = self.next().await {
             last = bytes;

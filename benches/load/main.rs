@@ -5,6 +5,9 @@
 //! minute, so what is judged is a ratio. This program is the load, the model and, as `floor`, the floor; hames is the
 //! release binary, started as anybody would start it.
 
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on stops")]
+#![expect(clippy::disallowed_methods, reason = "tasks end with the program, and what is measured is real time")]
+
 mod client;
 mod figure;
 mod floor;

@@ -54,10 +54,6 @@ impl FakeStore {
         inner.run = run.clone();
     }
 
-    pub(super) fn request_cancel_at(&self, at: Timestamp) {
-        self.inner.lock().unwrap().run.cancel_requested_at = Some(at);
-    }
-
     pub(super) fn lose_event(&self, seq: Seq) {
         self.inner.lock().unwrap().log.retain(|event| event.seq != seq);
     }

@@ -641,13 +641,31 @@ async fn the_snapshot_shows_what_executes_and_a_cancel_that_was_just_asked_for()
     let mut world = World::new();
     let calls = vec![ExecutingCall { call_id: "c1".into(), name: "read_file".into() }];
     world.step(&[EventBody::RunQueued {}], Activity::Executing(calls));
-    world.store.request_cancel_at(Timestamp::from_millis(5));
+    world.live.cancel_requested(Timestamp::from_millis(5));
     let frames = drain(&mut world.open_stream("1").await);
     let mut run = RunView::from(&world.run);
     run.cancel_requested_at = Some(Timestamp::from_millis(5));
     let executing = json!([{"call_id": "c1", "name": "read_file"}]);
     assert_eq!(frames[0].json(), json!({"run": run, "executing": executing, "writing": null}));
     assert_eq!(frames.len(), 1);
+
+    // Its driver publishes before it hears of it.
+    world.step(&[EventBody::ModelStart { step: 1, attempt: 1 }], Activity::Idle);
+    let frames = drain(&mut world.open_stream("2").await);
+    assert_eq!(frames[0].json()["run"]["cancel_requested_at"], json!(run.cancel_requested_at));
+}
+
+/// A run that is driven here is known here: to follow it, the store is not asked, by anybody but its own tenant.
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_driven_here_is_followed_without_the_store() {
+    let mut world = World::new();
+    world.step(&[EventBody::RunQueued {}], Activity::Idle);
+    world.store.set_down(true);
+    assert_eq!(drain(&mut world.open_stream("0").await).len(), 2);
+    for (tenant, cursor) in [(TenantId::local(), Cursor::after(2)), (TenantId::new("other"), Cursor::after(0))] {
+        let asked = world.streams.subscribe(&tenant, RUN, cursor).await;
+        assert!(matches!(asked, Err(SubscribeError::Store(_))), "{tenant:?}");
+    }
 }
 
 /// The snapshot never shows an older state than the cursor's event left.

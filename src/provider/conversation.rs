@@ -119,6 +119,7 @@ mod tests {
             messages: messages.iter().map(|message| Arc::clone(message)).collect(),
             tools: Arc::new([]),
             max_output_tokens: None,
+            trace: None,
         }
     }
 

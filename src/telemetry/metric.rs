@@ -1,8 +1,7 @@
 //! The metrics, read two ways: by `GET /metrics` in the text form of Prometheus, and by a collector over OTLP.
 //!
 //! Both read the same instruments of OpenTelemetry's SDK. The text is made by `opentelemetry-prometheus`, which the
-//! OpenTelemetry project maintains with the SDK and releases with each of its versions; the faster
-//! `opentelemetry-prometheus-text-exporter` brings in a crate under MPL-2.0, which this project does not take.
+//! OpenTelemetry project maintains with the SDK and releases with each of its versions.
 //!
 //! What each of them is stands in the table [`METRICS`].
 

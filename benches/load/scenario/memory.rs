@@ -14,7 +14,7 @@ pub(super) async fn measure(model: &Model, report: &mut Report) {
             let server = Server::start(kind, model);
             let mut client = server.client().await;
             let run = client.create(&request("tool")).await;
-            client.follow(&run).await.to_end().await;
+            client.follow(&run).await.finish().await;
             settle().await;
             let before = server.resident_bytes();
             for _ in 0..RUNS {

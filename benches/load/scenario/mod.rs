@@ -20,8 +20,11 @@ use crate::model::Model;
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
-    pub(crate) run: for<'a> fn(&'a Model, &'a mut Report) -> Pin<Box<dyn Future<Output = ()> + 'a>>,
+    pub(crate) run: Run,
 }
+
+/// Measures, prints what it sees, and holds it against what is promised.
+type Run = for<'a> fn(&'a Model, &'a mut Report) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// All of them.
 pub(crate) const SCENARIOS: [Scenario; 7] = [

@@ -75,7 +75,7 @@ async fn turn(server: &Server, concurrent: usize) -> Turn {
             while Instant::now() < end {
                 let from = Instant::now();
                 let run = client.create(&body).await;
-                client.follow(&run).await.to_end().await;
+                client.follow(&run).await.finish().await;
                 if from >= begin && Instant::now() <= end {
                     service.push_ms(from.elapsed());
                 }

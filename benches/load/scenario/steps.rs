@@ -22,7 +22,7 @@ pub(super) async fn measure(model: &Model, report: &mut Report) {
         let limits = r#","limits":{"max_steps":200,"max_tool_calls":300,"max_tokens":2000000}}"#;
         let body = format!("{}{limits}", body.trim_end_matches('}'));
         let run = client.create(&body.into()).await;
-        client.follow(&run).await.to_end().await;
+        client.follow(&run).await.finish().await;
         let requests = model.take_requests();
         assert_eq!(requests.len(), ROUNDS + 1);
         between(&requests, EARLY, &mut early, &mut early_bytes);

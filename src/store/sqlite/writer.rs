@@ -224,9 +224,11 @@ type Waiting = Box<dyn Pending>;
 #[derive(Clone, Copy)]
 struct Kind {
     id: TypeId,
-    /// Applies writes of this kind and keeps the answers for [`Pending::settle`].
-    apply_all: for<'a> fn(&'a mut [Waiting], &'a mut Script<'_>) -> BoxFuture<'a, Result<(), sqlx::Error>>,
+    apply_all: ApplyAll,
 }
+
+/// Applies writes of one kind and keeps the answers for [`Pending::settle`].
+type ApplyAll = for<'a> fn(&'a mut [Waiting], &'a mut Script<'_>) -> BoxFuture<'a, Result<(), sqlx::Error>>;
 
 struct Entry<W: Write> {
     write: W,
