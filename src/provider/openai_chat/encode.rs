@@ -9,6 +9,9 @@ use crate::domain::{Arguments, AssistantMessage, Message, ModelRequest, Part, To
 use crate::provider::conversation::{Conversation, Encode};
 use crate::provider::names::NameMap;
 
+/// More than a body has besides its parts and the model's name, in bytes.
+const REST_BYTES: usize = 256;
+
 /// The body of a request.
 #[derive(Serialize)]
 struct Body<'a> {
@@ -37,10 +40,14 @@ pub fn body(
     dialect: &Dialect,
 ) -> Result<Vec<u8>, serde_json::Error> {
     let limit = |field: LimitField| request.max_output_tokens.filter(|_| dialect.limit == field);
-    serde_json::to_vec(&Body {
+    let messages: Vec<_> = conversation.instructions().into_iter().chain(conversation.messages()).collect();
+    let tools = conversation.tools();
+    let bytes: usize = messages.iter().copied().chain(tools).map(|part| part.get().len() + 1).sum();
+    let mut out = Vec::with_capacity(bytes + request.model.len() + REST_BYTES);
+    let body = Body {
         model: &request.model,
-        messages: conversation.instructions().into_iter().chain(conversation.messages()).collect(),
-        tools: conversation.tools(),
+        messages,
+        tools,
         max_tokens: limit(LimitField::MaxTokens),
         max_completion_tokens: limit(LimitField::MaxCompletionTokens),
         stream: true,
@@ -48,7 +55,9 @@ pub fn body(
             UsageRequest::Asked => Some(StreamOptions { include_usage: true }),
             UsageRequest::Unmentioned => None,
         },
-    })
+    };
+    serde_json::to_writer(&mut out, &body)?;
+    Ok(out)
 }
 
 /// Writes the parts of a request. Every sequence of them is one the provider takes: call arguments are JSON objects
