@@ -26,16 +26,16 @@ use serde_json::json;
 use uuid::Uuid;
 
 #[global_allocator]
-static ALLOCATOR: divan::AllocProfiler = divan::AllocProfiler::system();
+static ALLOCATOR: divan::AllocProfiler<mimalloc::MiMalloc> = divan::AllocProfiler::new(mimalloc::MiMalloc);
 
 fn main() {
     divan::main();
 }
 
-/// Hears and forgets.
-struct Deaf;
+/// Takes fragments and keeps none.
+struct Discard;
 
-impl DeltaSink for Deaf {
+impl DeltaSink for Discard {
     fn delta(&mut self, delta: Delta<'_>) {
         divan::black_box(delta);
     }
@@ -112,38 +112,33 @@ fn read_a_response(bencher: Bencher<'_, '_>, words: usize) {
     bencher.counter(BytesCount::of_str(&bytes)).bench(|| {
         let accumulator = Accumulator::new(1, NameMap::default());
         let mut reader = Reader::new(Some("text/event-stream"), ChatDecoder::default(), accumulator);
-        reader.push(bytes.as_bytes(), &mut Deaf).unwrap();
-        reader.done(&mut Deaf).unwrap()
+        reader.push(bytes.as_bytes(), &mut Discard).unwrap();
+        reader.done(&mut Discard).unwrap()
     });
 }
 
-/// A whole round of a machine that has so many behind it: a turn with a call, and its outcome.
+/// A whole round: a turn with a call, its outcome, and the state that is stored.
+fn round(machine: &mut Machine, round: usize) -> String {
+    let turn =
+        ModelTurn { content: Vec::new(), tool_calls: vec![call(round)], finish: FinishReason::ToolCalls, usage: None };
+    machine.observe(Observation::ModelTurn { turn, duration_ms: 1 }, &Tools).unwrap();
+    let outcome = ToolOutcome {
+        call_id: format!("call_{round}"),
+        kind: OutcomeKind::Result,
+        content: "some text ".repeat(20),
+        duration_ms: 1,
+    };
+    machine.observe(Observation::ToolOutcomes { outcomes: vec![outcome], fatal: None }, &Tools).unwrap();
+    serde_json::to_string(machine.state()).unwrap()
+}
+
+/// One round of a machine that has so many behind it.
 #[divan::bench(args = [10, 200])]
 fn machine_round(bencher: Bencher<'_, '_>, before: usize) {
     let mut machine = Machine::new(spec(), 100).unwrap();
     machine.observe(Observation::Start, &Tools).unwrap();
-    let mut round = 0;
-    let mut step = move || {
-        round += 1;
-        let turn = ModelTurn {
-            content: Vec::new(),
-            tool_calls: vec![call(round)],
-            finish: FinishReason::ToolCalls,
-            usage: None,
-        };
-        let turned = machine.observe(Observation::ModelTurn { turn, duration_ms: 1 }, &Tools).unwrap();
-        let outcome = ToolOutcome {
-            call_id: format!("call_{round}"),
-            kind: OutcomeKind::Result,
-            content: "some text ".repeat(20),
-            duration_ms: 1,
-        };
-        let answered =
-            machine.observe(Observation::ToolOutcomes { outcomes: vec![outcome], fatal: None }, &Tools).unwrap();
-        (turned, answered, serde_json::to_string(machine.state()).unwrap())
-    };
-    (0..before).for_each(|_| drop(step()));
-    bencher.bench_local(step);
+    (1..=before).for_each(|number| drop(round(&mut machine, number)));
+    bencher.with_inputs(|| machine.clone()).bench_values(|mut machine| (round(&mut machine, before + 1), machine));
 }
 
 #[divan::bench(args = [10, 200, 2_000])]
@@ -245,7 +240,7 @@ fn publish_a_delta(bencher: Bencher<'_, '_>) {
 #[divan::bench(args = [1, 16, 64], sample_count = 50)]
 fn commit_a_step(bencher: Bencher<'_, '_>, runs: usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let url = format!("sqlite:{}", folder.path().join("bench.db").display());
     let store: Arc<dyn Store> =
         runtime.block_on(hames::store::open(&StoreConfig { url, durability: Durability::Full })).unwrap();
@@ -256,8 +251,8 @@ fn commit_a_step(bencher: Bencher<'_, '_>, runs: usize) {
     };
     runtime.block_on(futures_util::future::join_all((0..runs).map(create)));
     let events = || {
-        let end: EventBody = EventBody::ModelStart { step: 1, attempt: 1 };
-        vec![EncodedBody::new(&end).unwrap(); 3]
+        let started: EventBody = EventBody::ModelStart { step: 1, attempt: 1 };
+        vec![EncodedBody::new(&started).unwrap(); 3]
     };
     bencher.counter(ItemsCount::new(runs)).bench_local(|| {
         let commits = (0..runs).map(|number| {

@@ -9,7 +9,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// One connection to a server.
 pub(crate) struct Client {
@@ -19,7 +19,18 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> std::io::Result<Self> {
-        let stream = TcpStream::connect(address).await?;
+        Self::over(TcpStream::connect(address).await?).await
+    }
+
+    /// A client whose kernel holds next to nothing for it.
+    pub(crate) async fn connect_narrow(address: SocketAddr) -> std::io::Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(4_096)?;
+        Self::over(socket.connect(address).await?).await
+    }
+
+    async fn over(stream: TcpStream) -> std::io::Result<Self> {
+        let address = stream.peer_addr()?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
         tokio::spawn(async move { drop(connection.await) });
@@ -65,6 +76,22 @@ impl Client {
 pub(crate) struct Follow(Incoming);
 
 impl Follow {
+    /// When the words of a `paced` model were sent, as they come; calls `seen` with each.
+    pub(crate) async fn words(mut self, mut seen: impl FnMut(u64)) {
+        let mut unread = Vec::new();
+        while let Some(bytes) = self.next().await {
+            unread.extend_from_slice(&bytes);
+            let Some(end) = memchr::memmem::rfind(&unread, b"\n\n") else { continue };
+            let frames: Vec<u8> = unread.drain(..end + 2).collect();
+            let frames = std::str::from_utf8(&frames).unwrap().split("\n\n");
+            // Durable events hold all the words again.
+            let is_durable =
+                |frame: &&str| ["event: message\n", "event: run_end\n"].iter().any(|kind| frame.contains(kind));
+            let words = frames.filter(|frame| !is_durable(frame)).flat_map(|frame| frame.split('@').skip(1));
+            words.for_each(|word| seen(word.split_once(' ').unwrap().0.parse().unwrap()));
+        }
+    }
+
     /// The next bytes; `None` at the end.
     pub(crate) async fn next(&mut self) -> Option<Bytes> {
         while let Some(frame) = self.0.frame().await {
@@ -77,11 +104,11 @@ impl Follow {
 
     /// Reads to the end and checks that it is a good one.
     pub(crate) async fn finish(mut self) {
-        let mut last = Bytes::new();
+        let (mut last, mut good) = (Bytes::new(), false);
         while let Some(bytes) = self.next().await {
+            good |= memchr::memmem::find(&bytes, br#""status":"completed""#).is_some();
             last = bytes;
         }
-        let good = memchr::memmem::find(&last, br#""status":"completed""#).is_some();
         assert!(good, "a run ended with {}", String::from_utf8_lossy(&last));
     }
 }

@@ -1,11 +1,12 @@
 //! Load on a real server, beside a floor: `make bench`.
 //!
-//! The floor is the least that could keep the same promises: a bare handler that makes the same calls of the model and
-//! the same durable commits through a group-commit writer, and nothing else. It runs on the same machine in the same
-//! minute, so what is judged is a ratio. This program is the load, the model and, as `floor`, the floor; hames is the
-//! release binary, started as anybody would start it.
+//! The floor is a bare handler that makes the same calls of the model and the same durable commits through a
+//! group-commit writer, and nothing else. It runs on the same machine in the same minute, with the same allocator, so
+//! what is judged is a ratio. This program is the load, the model and, as `floor`, the floor; hames is the release
+//! binary with its default settings. All of them share the machine: at full load it is the sum of their work that
+//! decides the rate.
 
-#![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on stops")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a benchmark that cannot go on stops")]
 #![expect(clippy::disallowed_methods, reason = "tasks end with the program, and what is measured is real time")]
 
 mod client;
@@ -20,6 +21,9 @@ use std::process::ExitCode;
 use figure::Report;
 use model::Model;
 use scenario::SCENARIOS;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const USAGE: &str = "usage: load [SCENARIO]...   (none: all of them; `list` names them)";
 

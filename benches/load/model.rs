@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use futures_util::stream;
 use memchr::memmem;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// The model's endpoint.
 pub(crate) struct Model {
@@ -36,6 +37,10 @@ pub(crate) struct Seen {
     closed: Mutex<HashMap<String, Instant>>,
     /// Each request of a `rounds` conversation.
     requests: Mutex<Vec<Request>>,
+    /// Whether `paced` streams may begin.
+    gate: watch::Sender<bool>,
+    /// How many `paced` streams there were.
+    paced: AtomicU32,
 }
 
 /// One request of a `rounds` conversation.
@@ -43,6 +48,7 @@ pub(crate) struct Seen {
 pub(crate) struct Request {
     pub(crate) arrived: Instant,
     pub(crate) bytes: usize,
+    /// When the whole answer was handed to the connection.
     pub(crate) answered: Instant,
 }
 
@@ -52,8 +58,9 @@ enum Behaviour {
     Tool,
     /// `hold.MARK`: says one word and then nothing for ever.
     Hold { mark: String },
-    /// `paced.COUNT.MICROSECONDS`: so many words, one in each interval, each with the time it was sent.
-    Paced { count: usize, every: Duration },
+    /// `paced.COUNT.MICROSECONDS.BYTES`: once the gate is open, so many words of this size, one in each interval, each
+    /// with the time it was sent. Streams begin one after the other within an interval.
+    Paced { count: u32, every: Duration, bytes: usize },
     /// `rounds.COUNT`: calls `read_file` in so many rounds, then answers.
     Rounds { count: usize },
 }
@@ -66,10 +73,13 @@ impl Behaviour {
         let name = words.next();
         let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
         match name {
+            Some("tool") => Self::Tool,
             Some("hold") => Self::Hold { mark: words.next().unwrap_or_default().to_owned() },
-            Some("paced") => Self::Paced { count: number(), every: Duration::from_micros(number() as u64) },
-            Some("rounds") => Self::Rounds { count: number() },
-            _ => Self::Tool,
+            Some("paced") => {
+                Self::Paced { count: number(), every: Duration::from_micros(number().into()), bytes: number() as usize }
+            }
+            Some("rounds") => Self::Rounds { count: number() as usize },
+            name => panic!("no behaviour `{name:?}`"),
         }
     }
 }
@@ -111,6 +121,11 @@ impl Model {
         }
     }
 
+    /// Lets `paced` streams begin, or holds those that come from now on.
+    pub(crate) fn open_gate(&self, open: bool) {
+        self.state.gate.send_replace(open);
+    }
+
     /// The requests of `rounds` models since the last time.
     pub(crate) fn take_requests(&self) -> Vec<Request> {
         std::mem::take(&mut self.state.requests.lock().unwrap())
@@ -129,7 +144,7 @@ async fn complete(State(seen): State<Arc<Seen>>, body: Bytes) -> Response {
         Behaviour::Tool if memmem::find(&body, br#""role":"tool""#).is_some() => whole(answer("The file says hello.")),
         Behaviour::Tool => whole(call(1, "hello.txt")),
         Behaviour::Hold { mark } => held(seen, mark),
-        Behaviour::Paced { count, every } => paced(count, every),
+        Behaviour::Paced { count, every, bytes } => paced(&seen, count, every, bytes),
         Behaviour::Rounds { count } => {
             let round = memmem::find_iter(&body, br#""role":"tool""#).count() + 1;
             let answer = if round > count { answer("Done.") } else { call(round, &format!("f{round}.txt")) };
@@ -201,19 +216,32 @@ impl Drop for Held {
     }
 }
 
-/// Words that say when they were sent: `@NANOSECONDS `.
-fn paced(count: usize, every: Duration) -> Response {
-    let start = tokio::time::Instant::now();
-    let events = stream::unfold(0, move |at| async move {
-        if at > count {
-            return None;
+/// Words that say when they were sent: `@NANOSECONDS `, filled up to their size.
+fn paced(seen: &Seen, count: u32, every: Duration, bytes: usize) -> Response {
+    let gate = seen.gate.subscribe();
+    // Streams that begin in the same instant would wait for each other at every word.
+    let phase = every * (seen.paced.fetch_add(1, Ordering::Relaxed) % 64) / 64;
+    let filling = ".".repeat(bytes);
+    let events = stream::unfold((0, None), move |(at, start)| {
+        let (mut gate, filling) = (gate.clone(), filling.clone());
+        async move {
+            if at > count {
+                return None;
+            }
+            let start = match start {
+                Some(start) => start,
+                None => {
+                    gate.wait_for(|open| *open).await.ok()?;
+                    tokio::time::Instant::now() + phase
+                }
+            };
+            tokio::time::sleep_until(start + every * at).await;
+            let event = match at == count {
+                false => chunk(&json!({"content": format!("@{} {filling}", nanos())}), None),
+                true => end("stop"),
+            };
+            Some((Ok::<_, Infallible>(event), (at + 1, Some(start))))
         }
-        tokio::time::sleep_until(start + every * u32::try_from(at).unwrap()).await;
-        let event = match at == count {
-            false => chunk(&json!({"content": format!("@{} ", nanos())}), None),
-            true => end("stop"),
-        };
-        Some((Ok::<_, Infallible>(event), at + 1))
     });
     (EVENT_STREAM, Body::from_stream(events)).into_response()
 }

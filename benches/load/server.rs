@@ -1,9 +1,8 @@
 //! A server under load: a process of its own, and what it costs.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
+use std::fs::{self, File};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -37,35 +36,34 @@ pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     /// When the process was started.
     pub(crate) started: Instant,
+    log: PathBuf,
     _folder: TempDir,
 }
-
-/// Ticks of the kernel's accounting of CPU time in a second.
-const TICKS: f64 = 100.0;
 
 impl Server {
     /// Starts a server with an empty database, and waits until it listens.
     pub(crate) fn start(kind: Kind, model: &Model) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_with(kind, model, "")
+    }
+
+    /// The same with further settings of hames.
+    pub(crate) fn start_with(kind: Kind, model: &Model, settings: &str) -> Self {
+        // Beside what is built, which is on a disk; the system's temporary folder may be memory.
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let mut command = match kind {
-            Kind::Hames => hames(folder.path(), model),
+            Kind::Hames => hames(folder.path(), model, settings),
             Kind::Floor => {
                 let mut command = Command::new(std::env::current_exe().unwrap());
                 command.arg("floor").arg(folder.path().join("floor.db")).arg(model.base_url());
                 command
             }
         };
+        let log = folder.path().join("log");
+        let out = File::create(&log).unwrap();
         let started = Instant::now();
-        let (stdout, stderr) = match kind {
-            Kind::Hames => (Stdio::null(), Stdio::piped()),
-            Kind::Floor => (Stdio::piped(), Stdio::inherit()),
-        };
-        let mut child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().unwrap();
-        let address = match kind {
-            Kind::Hames => listening(BufReader::new(child.stderr.take().unwrap())),
-            Kind::Floor => listening(BufReader::new(child.stdout.take().unwrap())),
-        };
-        Self { child, address, started, _folder: folder }
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(out).spawn().unwrap();
+        let address = listening(&log, &mut child);
+        Self { child, address, started, log, _folder: folder }
     }
 
     pub(crate) async fn client(&self) -> Client {
@@ -77,7 +75,8 @@ impl Server {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         // utime and stime are the fields 14 and 15 of the line, which begins with two that are cut off here.
-        (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / TICKS
+        (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap())
+            / rustix::param::clock_ticks_per_second() as f64
     }
 
     /// Resident memory, in bytes.
@@ -92,10 +91,13 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
+        let log = fs::read_to_string(&self.log).unwrap();
+        let bad = |line: &&str| ["\"WARN\"", "\"ERROR\"", "panicked"].iter().any(|word| line.contains(word));
+        log.lines().filter(bad).take(10).for_each(|line| eprintln!("  the server said: {line}"));
     }
 }
 
-fn hames(folder: &Path, model: &Model) -> Command {
+fn hames(folder: &Path, model: &Model, settings: &str) -> Command {
     let files = folder.join("files");
     fs::create_dir(&files).unwrap();
     fs::write(files.join("hello.txt"), "hello\n").unwrap();
@@ -108,11 +110,7 @@ fn hames(folder: &Path, model: &Model) -> Command {
 bind = "127.0.0.1:0"
 [store]
 url = "sqlite:{folder}/hames.db"
-[run]
-max_concurrent = 20000
-scratch_dir = "{folder}/scratch"
 [log]
-level = "warn,hames::cli=info"
 format = "json"
 [providers.bench]
 kind = "openai_chat"
@@ -123,6 +121,7 @@ tools = ["read_file"]
 workspace = "files"
 [workspaces.files]
 path = "{files}"
+{settings}
 "#,
         folder = folder.display(),
         model = model.base_url(),
@@ -135,19 +134,39 @@ path = "{files}"
     command
 }
 
-/// Reads records until one says where the server listens; the rest is passed on.
-fn listening(mut records: impl BufRead + Send + 'static) -> SocketAddr {
-    let mut line = String::new();
+/// Waits for the record that says where the server listens.
+fn listening(log: &Path, child: &mut Child) -> SocketAddr {
     loop {
-        line.clear();
-        assert!(records.read_line(&mut line).unwrap() > 0, "the server ended before it listened");
-        match serde_json::from_str::<Value>(&line) {
-            Ok(record) if record["message"] == "listening" => {
-                std::thread::spawn(move || records.lines().map_while(Result::ok).for_each(|line| eprintln!("{line}")));
-                return record["address"].as_str().unwrap().parse().unwrap();
-            }
-            Ok(_) | Err(_) => eprint!("{line}"),
+        let text = fs::read_to_string(log).unwrap();
+        let records = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        if let Some(address) = records
+            .filter(|record| record["message"] == "listening")
+            .find_map(|record| record["address"].as_str().and_then(|address| address.parse().ok()))
+        {
+            return address;
         }
+        assert!(child.try_wait().unwrap().is_none(), "the server ended before it listened: {text}");
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
+/// The share of the machine's time in which no processor had anything to do, since the last call.
+#[derive(Default)]
+pub(crate) struct Idle {
+    idle: u64,
+    all: u64,
+}
+
+impl Idle {
+    pub(crate) fn share(&mut self) -> f64 {
+        let stat = fs::read_to_string("/proc/stat").unwrap();
+        let times = stat.lines().next().unwrap().split_whitespace().skip(1);
+        let times: Vec<u64> = times.map(|time| time.parse().unwrap()).collect();
+        // user, nice, system, idle, iowait, …
+        let now = Self { idle: times[3] + times[4], all: times.iter().take(8).sum() };
+        let share = (now.idle - self.idle) as f64 / (now.all - self.all).max(1) as f64;
+        *self = now;
+        share
     }
 }
 

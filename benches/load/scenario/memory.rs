@@ -11,7 +11,7 @@ pub(super) async fn measure(model: &Model, report: &mut Report) {
     let mut figures: [Samples; 2] = Default::default();
     for _ in 0..ROUNDS {
         for (at, kind) in Kind::BOTH.into_iter().enumerate() {
-            let server = Server::start(kind, model);
+            let server = Server::start_with(kind, model, "[run]\nmax_concurrent = 10000");
             let mut client = server.client().await;
             let run = client.create(&request("tool")).await;
             client.follow(&run).await.finish().await;

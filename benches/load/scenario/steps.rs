@@ -36,12 +36,15 @@ pub(super) async fn measure(model: &Model, report: &mut Report) {
         late.median(),
         late_bytes.median(),
     );
+    let (more_us, more_kib) =
+        ((late.median() - early.median()) * 1e3, (late_bytes.median() - early_bytes.median()) / 1024.0);
+    println!("  hames: {:.1} µs more for each KiB of request more", more_us / more_kib);
     let growth = late.median() / early.median();
     let body_growth = late_bytes.median() / early_bytes.median();
     report.at_most("growth of a step from round 10 to 194, beside that of the request", growth, body_growth, None);
 }
 
-/// What hames took between the end of one answer and the arrival of the next request.
+/// What passed between one answer, once it was handed to the connection, and the arrival of the next request.
 fn between(requests: &[Request], rounds: std::ops::Range<usize>, times: &mut Samples, bytes: &mut Samples) {
     for pair in requests[rounds].windows(2) {
         times.push_ms(pair[1].arrived - pair[0].answered);
