@@ -43,10 +43,12 @@ pub(super) async fn observe(State(state): State<HttpState>, mut request: Request
         let status = response.status().as_u16();
         let took = start.elapsed();
         let duration_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        if is_probe(&route) && status < 500 {
-            tracing::debug!(status, duration_ms, "answered");
-        } else {
+        // What went well shows in the records of its run, and is counted.
+        let is_worth_a_line = if is_probe(&route) { status >= 500 } else { status >= 400 };
+        if is_worth_a_line {
             tracing::info!(status, duration_ms, "answered");
+        } else {
+            tracing::debug!(status, duration_ms, "answered");
         }
         state.parts().metrics.http_request(method, &route, status, took);
         exported.answered(status);

@@ -77,6 +77,7 @@ impl Write for CreateRun {
         for runs in portions(runs, ROWS_PER_STATEMENT) {
             insert_runs(runs, script).await?;
             insert_specs(runs, script).await?;
+            script.end_part();
         }
         insert_metadata(runs, script).await?;
         let mut appended = Appended::default();
@@ -88,8 +89,9 @@ impl Write for CreateRun {
 }
 
 async fn insert_runs(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+    let mut values = script.begin().await?;
     for run in runs {
-        script
+        values
             .bind(&run.name)?
             .bind(&run.tenant)?
             .bind(run.generation)?
@@ -115,24 +117,29 @@ async fn insert_runs(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(),
          last_seq, created_at, started_at, deadline_at, cancel_requested_at, finished_at, ending, state) VALUES {}",
         rows(runs.len(), 19)
     );
-    script.execute(&sql).await
+    script.add(&sql);
+    Ok(())
 }
 
 async fn insert_specs(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+    let mut values = script.begin().await?;
     for run in runs {
-        script.bind(&run.name)?.bind(&run.spec)?;
+        values.bind(&run.name)?.bind(&run.spec)?;
     }
-    script.execute(&format!("INSERT INTO run_specs (run, spec) VALUES {}", rows(runs.len(), 2))).await
+    script.add(&format!("INSERT INTO run_specs (run, spec) VALUES {}", rows(runs.len(), 2)));
+    Ok(())
 }
 
 async fn insert_metadata(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     let labels: Vec<_> = runs.iter().flat_map(|run| run.metadata.iter().map(move |label| (run, label))).collect();
     for labels in portions(&labels, ROWS_PER_STATEMENT) {
+        let mut values = script.begin().await?;
         for (run, (key, value)) in labels {
-            script.bind(&run.tenant)?.bind(key.as_str())?.bind(value.as_str())?.bind(&run.name)?;
+            values.bind(&run.tenant)?.bind(key.as_str())?.bind(value.as_str())?.bind(&run.name)?;
         }
         let rows = rows(labels.len(), 4);
-        script.execute(&format!("INSERT INTO run_metadata (tenant, key, value, run) VALUES {rows}")).await?;
+        script.add(&format!("INSERT INTO run_metadata (tenant, key, value, run) VALUES {rows}"));
+        script.end_part();
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! The statements of one transaction, on their way to the thread that SQLite works in.
 //!
-//! Each trip there and back costs two wake-ups, more than most statements do. So a transaction of a single write goes
-//! there as few times as it has answers to wait for. A larger one goes there with every statement, but writes many
-//! rows with each: statements of several rows have a power of two of them, so that a few prepared ones serve groups of
-//! every size.
+//! Each trip there and back costs two wake-ups, more than most statements do, so statements go there together. How many
+//! is a balance: the text of a trip is prepared anew when it was not seen lately. A transaction of a single write goes
+//! there as few times as it has answers to wait for, and its texts are always the same. A larger one writes many rows
+//! with each statement, and goes there with each part of it: the rows of a part are a power of two, so that a few
+//! prepared texts serve groups of every size.
 
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Arguments, AssertSqlSafe, Encode, Sqlite, SqliteConnection, Type};
@@ -15,6 +16,16 @@ pub(super) struct Script<'c> {
     /// Statements that wait for the next trip, with their values in order.
     sql: String,
     values: SqliteArguments,
+    /// Whether what waits goes before anything is added to it.
+    is_whole: bool,
+    end: End,
+}
+
+/// Whether the transaction is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Open,
+    Committed,
 }
 
 /// When statements are carried out.
@@ -22,38 +33,69 @@ pub(super) struct Script<'c> {
 pub(super) enum Trips {
     /// Together, once an answer is needed.
     Few,
-    /// Each when it is handed in.
-    Each,
+    /// Part by part.
+    Parts,
 }
 
 impl<'c> Script<'c> {
     pub(super) fn new(connection: &'c mut SqliteConnection, trips: Trips) -> Self {
-        Self { connection, trips, sql: String::new(), values: SqliteArguments::default() }
-    }
-
-    /// Adds a value for the next placeholder `?` of the statement that is handed in next.
-    pub(super) fn bind<'q, T: Encode<'q, Sqlite> + Type<Sqlite>>(
-        &mut self,
-        value: T,
-    ) -> Result<&mut Self, sqlx::Error> {
-        self.values.add(value).map_err(sqlx::Error::Encode)?;
-        Ok(self)
-    }
-
-    /// Carries out a statement that has no answer, now or later.
-    pub(super) async fn execute(&mut self, sql: &str) -> Result<(), sqlx::Error> {
-        self.add(sql);
-        match self.trips {
-            Trips::Few => Ok(()),
-            Trips::Each => self.flush().await,
+        Self {
+            connection,
+            trips,
+            sql: String::new(),
+            values: SqliteArguments::default(),
+            is_whole: false,
+            end: End::Open,
         }
     }
 
-    /// Carries out all that waits and this statement, and gives its rows.
-    pub(super) async fn fetch_all(&mut self, sql: &str) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        self.add(sql);
+    /// Begins a statement with the values of its placeholders `?`, in order. What was handed in as a whole part before
+    /// is carried out first.
+    pub(super) async fn begin(&mut self) -> Result<Values<'_>, sqlx::Error> {
+        if self.is_whole {
+            self.flush().await?;
+        }
+        Ok(Values(&mut self.values))
+    }
+
+    /// Adds a statement that has no answer. It is carried out later; what fails may be said by whatever follows.
+    pub(super) fn add(&mut self, sql: &str) {
+        if !self.sql.is_empty() {
+            self.sql.push_str("; ");
+        }
+        self.sql.push_str(sql);
+    }
+
+    /// What was added so far is a part.
+    pub(super) fn end_part(&mut self) {
+        self.is_whole = self.trips == Trips::Parts;
+    }
+
+    /// Carries out all that waits and gives its rows.
+    pub(super) async fn fetch_all(&mut self) -> Result<Vec<SqliteRow>, sqlx::Error> {
         let (sql, values) = self.take();
         sqlx::query_with(AssertSqlSafe(sql), values).fetch_all(&mut *self.connection).await
+    }
+
+    /// The same for the last rows that a write asks for: when it is the only one, it is committed on the same trip.
+    pub(super) async fn fetch_last(&mut self) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        match self.trips {
+            Trips::Few => self.end(),
+            Trips::Parts => {}
+        }
+        self.fetch_all().await
+    }
+
+    /// Ends the transaction.
+    pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
+        self.end();
+        self.flush().await
+    }
+
+    fn end(&mut self) {
+        if std::mem::replace(&mut self.end, End::Committed) == End::Open {
+            self.add("COMMIT");
+        }
     }
 
     /// Carries out all that waits.
@@ -71,15 +113,23 @@ impl<'c> Script<'c> {
         Ok(self.connection)
     }
 
-    fn add(&mut self, sql: &str) {
-        if !self.sql.is_empty() {
-            self.sql.push_str("; ");
-        }
-        self.sql.push_str(sql);
-    }
-
     fn take(&mut self) -> (String, SqliteArguments) {
+        self.is_whole = false;
         (std::mem::take(&mut self.sql), std::mem::take(&mut self.values))
+    }
+}
+
+/// The values of a statement.
+pub(super) struct Values<'s>(&'s mut SqliteArguments);
+
+impl Values<'_> {
+    /// Adds a value for the next placeholder.
+    pub(super) fn bind<'q, T: Encode<'q, Sqlite> + Type<Sqlite>>(
+        &mut self,
+        value: T,
+    ) -> Result<&mut Self, sqlx::Error> {
+        self.0.add(value).map_err(sqlx::Error::Encode)?;
+        Ok(self)
     }
 }
 

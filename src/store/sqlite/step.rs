@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 use sqlx::SqliteConnection;
+use sqlx::sqlite::SqliteRow;
 
 use super::script::{Script, portions, rows};
 use super::write::{Appended, count, size};
@@ -70,6 +71,9 @@ impl Write for CommitStep {
         steps: &[&Self],
         script: &mut Script<'_>,
     ) -> Result<Vec<Result<Committed, StoreError>>, sqlx::Error> {
+        if let [step] = steps {
+            return Ok(vec![step.commit_alone(script).await?]);
+        }
         let mut answers: Vec<_> = steps.iter().map(|_| None).collect();
         let mut appended = Appended::default();
         let mut left: Vec<(&&Self, &mut Option<_>)> = steps.iter().zip(&mut answers).collect();
@@ -105,19 +109,18 @@ async fn update(
     taken: &mut HashMap<RunId, Taken>,
     script: &mut Script<'_>,
 ) -> Result<(), sqlx::Error> {
-    let sql = format!(
-        "WITH step (id, generation, status, started_at, deadline_at, finished_at, ending, steps, tool_calls, usage, \
-         state, events, cancel_requested_at) AS (VALUES {}) \
-         UPDATE runs SET status = step.status, started_at = step.started_at, deadline_at = step.deadline_at, \
-         finished_at = step.finished_at, ending = step.ending, steps = step.steps, tool_calls = step.tool_calls, \
-         usage = step.usage, state = step.state, last_seq = last_seq + step.events \
-         FROM step WHERE runs.id = step.id AND runs.generation = step.generation AND runs.finished_at IS NULL \
-         AND (step.finished_at IS NULL OR runs.cancel_requested_at IS step.cancel_requested_at) \
-         RETURNING id, last_seq, cancel_requested_at",
-        rows(steps.len(), 13)
-    );
+    add_update(steps, script).await?;
+    for row in script.fetch_all().await? {
+        let id = row::run_id(&row, "id").map_err(|error| sqlx::Error::Decode(error.into()))?;
+        taken.insert(id, Taken::read(&row)?);
+    }
+    Ok(())
+}
+
+async fn add_update(steps: &[&CommitStep], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+    let mut values = script.begin().await?;
     for step in steps {
-        script
+        values
             .bind(&step.name)?
             .bind(step.fence)?
             .bind(step.status.status)?
@@ -132,15 +135,53 @@ async fn update(
             .bind(count(&step.events))?
             .bind(step.cancel_requested_at)?;
     }
-    for row in script.fetch_all(&sql).await? {
-        let id = row::run_id(&row, "id").map_err(|error| sqlx::Error::Decode(error.into()))?;
-        let cancel_requested_at = row.optional_integer("cancel_requested_at")?.map(Timestamp::from_millis);
-        taken.insert(id, Taken { last_seq: row.integer("last_seq")?, cancel_requested_at });
-    }
+    script.add(&format!(
+        "WITH step (id, generation, status, started_at, deadline_at, finished_at, ending, steps, tool_calls, usage, \
+         state, events, cancel_requested_at) AS (VALUES {}) \
+         UPDATE runs SET status = step.status, started_at = step.started_at, deadline_at = step.deadline_at, \
+         finished_at = step.finished_at, ending = step.ending, steps = step.steps, tool_calls = step.tool_calls, \
+         usage = step.usage, state = step.state, last_seq = last_seq + step.events \
+         FROM step WHERE runs.id = step.id AND runs.generation = step.generation AND runs.finished_at IS NULL \
+         AND (step.finished_at IS NULL OR runs.cancel_requested_at IS step.cancel_requested_at) \
+         RETURNING id, last_seq, cancel_requested_at",
+        rows(steps.len(), 13)
+    ));
     Ok(())
 }
 
+impl Taken {
+    fn read(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        let cancel_requested_at = row.optional_integer("cancel_requested_at")?.map(Timestamp::from_millis);
+        Ok(Self { last_seq: row.integer("last_seq")?, cancel_requested_at })
+    }
+}
+
 impl CommitStep {
+    /// Does it in one trip: its events are numbered by the database, if its row took it.
+    async fn commit_alone(&self, script: &mut Script<'_>) -> Result<Result<Committed, StoreError>, sqlx::Error> {
+        add_update(&[self], script).await?;
+        if !self.events.is_empty() {
+            let mut values = script.begin().await?;
+            for (following, body) in (0..count(&self.events)).rev().zip(&self.events) {
+                values.bind(following)?.bind(self.time.as_millis())?.bind(body.kind.as_str())?.bind(&body.json[..])?;
+            }
+            values.bind(&self.name)?;
+            script.add(&format!(
+                "INSERT INTO run_events (run, seq, time, kind, body) \
+                 SELECT id, last_seq - column1, column2, column3, column4 FROM runs, (VALUES {}) \
+                 WHERE id = ? AND changes() > 0",
+                rows(self.events.len(), 4)
+            ));
+        }
+        let Some(row) = script.fetch_last().await?.pop() else {
+            return Ok(Err(self.refusal(script.connection().await?).await?));
+        };
+        let row = Taken::read(&row)?;
+        let before = row.last_seq - count(&self.events);
+        let events = Appended::default().number(self.run, before, self.time, &self.events)?;
+        Ok(Ok(Committed { events, cancel_requested_at: row.cancel_requested_at }))
+    }
+
     /// Why no row took the step.
     async fn refusal(&self, connection: &mut SqliteConnection) -> Result<StoreError, sqlx::Error> {
         let requested =

@@ -87,9 +87,10 @@ impl Appended {
     /// Stores them all.
     pub(super) async fn insert(self, script: &mut Script<'_>) -> Result<(), sqlx::Error> {
         for portion in portions(&self.events, EVENTS_PER_STATEMENT) {
+            let mut values = script.begin().await?;
             for event in portion {
                 let seq = i64::try_from(event.seq).map_err(|error| sqlx::Error::Encode(error.into()))?;
-                script
+                values
                     .bind(event.run.to_string())?
                     .bind(seq)?
                     .bind(event.time.as_millis())?
@@ -97,7 +98,8 @@ impl Appended {
                     .bind(&event.body.json[..])?;
             }
             let rows = rows(portion.len(), 5);
-            script.execute(&format!("INSERT INTO run_events (run, seq, time, kind, body) VALUES {rows}")).await?;
+            script.add(&format!("INSERT INTO run_events (run, seq, time, kind, body) VALUES {rows}"));
+            script.end_part();
         }
         Ok(())
     }
@@ -113,7 +115,9 @@ pub(super) async fn append(
 ) -> Result<(), sqlx::Error> {
     let mut appended = Appended::default();
     appended.number(run, before, time, bodies)?;
-    appended.insert(&mut Script::new(connection, Trips::Each)).await
+    let mut script = Script::new(connection, Trips::Parts);
+    appended.insert(&mut script).await?;
+    script.flush().await
 }
 
 /// How many events there are, as a column counts them.

@@ -349,39 +349,31 @@ impl Task {
             if severity == Severity::Broken {
                 self.mark_broken(error.clone());
             }
-            match &failure.at {
-                Stage::Begin => {}
-                Stage::Entries(_) | Stage::Commit => self.undo().await,
-            }
-            match (severity, failure.at) {
-                (Severity::Broken, _) => return settle_all(group, || StoreError::Failed(error.clone().into())),
-                (Severity::Busy, _) if attempt < MAX_ATTEMPTS => {
+            self.undo().await;
+            match severity {
+                Severity::Broken => return settle_all(group, || StoreError::Failed(error.clone().into())),
+                Severity::Busy if attempt < MAX_ATTEMPTS => {
                     attempt += 1;
                     tracing::debug!(%error, attempt, "another process holds the database");
                 }
-                (Severity::Busy, _) => {
-                    return settle_all(group, || StoreError::Unavailable(error.clone().into()));
-                }
+                Severity::Busy => return settle_all(group, || StoreError::Unavailable(error.clone().into())),
                 // Which one it was shows when each is done by itself.
-                (Severity::Statement, Stage::Entries(batch)) if batch.len() > 1 => portion = Portion::One,
+                Severity::Statement if failure.at.len() > 1 && portion == Portion::Kind => portion = Portion::One,
                 // The others of the group did nothing wrong: they are done again without this one.
-                (Severity::Statement, Stage::Entries(batch)) => {
-                    group.remove(batch.start).settle(Err(StoreError::Failed(error.into())));
+                Severity::Statement if failure.at.len() == 1 => {
+                    group.remove(failure.at.start).settle(Err(StoreError::Failed(error.into())));
                 }
-                (Severity::Statement, Stage::Begin | Stage::Commit) => {
-                    return settle_all(group, || StoreError::Failed(error.clone().into()));
-                }
+                Severity::Statement => return settle_all(group, || StoreError::Failed(error.clone().into())),
             }
         }
     }
 
     async fn transaction(&mut self, group: &mut [Waiting], portion: Portion) -> Result<(), Failure> {
-        let trips = if group.len() > 1 { Trips::Each } else { Trips::Few };
+        let trips = if group.len() > 1 { Trips::Parts } else { Trips::Few };
         let all = 0..group.len();
-        let failed = |at| move |error| Failure { error, at };
         let mut script = Script::new(&mut self.connection, trips);
         // A deferred transaction that reads first cannot be upgraded once somebody else has written.
-        script.execute("BEGIN IMMEDIATE").await.map_err(failed(Stage::Begin))?;
+        script.add("BEGIN IMMEDIATE");
         let mut from = 0;
         while let Some(kind) = group.get(from).map(|entry| entry.kind()) {
             let count = match portion {
@@ -390,18 +382,22 @@ impl Task {
             };
             let batch = from..from + count;
             let entries = group.get_mut(batch.clone()).unwrap_or_default();
-            (kind.apply_all)(entries, &mut script).await.map_err(failed(Stage::Entries(batch)))?;
+            let applied = async {
+                (kind.apply_all)(entries, &mut script).await?;
+                match portion {
+                    // Which one fails has to show.
+                    Portion::One => script.flush().await,
+                    Portion::Kind => Ok(()),
+                }
+            };
+            let at = match portion {
+                Portion::One => batch,
+                Portion::Kind => all.clone(),
+            };
+            applied.await.map_err(|error| Failure { error, at })?;
             from += count;
         }
-        let committed = async {
-            script.execute("COMMIT").await?;
-            script.flush().await
-        };
-        committed.await.map_err(failed(match trips {
-            // It went together with what the write does.
-            Trips::Few => Stage::Entries(all),
-            Trips::Each => Stage::Commit,
-        }))
+        script.commit().await.map_err(|error| Failure { error, at: all })
     }
 
     /// Leaves the failed transaction behind, if there is one: it may not have begun, and SQLite ends it by itself after
@@ -432,19 +428,12 @@ impl Task {
 /// Why a transaction was not committed.
 struct Failure {
     error: sqlx::Error,
-    at: Stage,
-}
-
-/// How far a transaction came.
-enum Stage {
-    Begin,
-    /// The writes at these places of the group.
-    Entries(Range<usize>),
-    Commit,
+    /// The writes of the group that may have been the cause.
+    at: Range<usize>,
 }
 
 /// How many writes are done together.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Portion {
     /// All of a kind.
     Kind,
