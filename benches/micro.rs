@@ -243,7 +243,7 @@ fn commit_a_step(bencher: Bencher<'_, '_>, runs: usize) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let url = format!("sqlite:{}", folder.path().join("bench.db").display());
     let store: Arc<dyn Store> =
-        runtime.block_on(hames::store::open(&StoreConfig { url, durability: Durability::Full })).unwrap();
+        runtime.block_on(hames::store::open(&StoreConfig { url, durability: Durability::Full }, Arc::new(()))).unwrap();
     let create = |number: usize| {
         let new = NewRun { run: run(number as u128), spec: spec(), state: Some("{}".into()), events: Vec::new() };
         let store = Arc::clone(&store);

@@ -78,7 +78,7 @@ impl App {
         let agents = build_agents(&config, &registry, &catalog).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
         let agents = Arc::new(agents);
         let observer = Arc::new(Commits(metrics.clone()));
-        let store = store::open_observed(&config.store, observer).await.context("the database cannot be opened")?;
+        let store = store::open(&config.store, observer).await.context("the database cannot be opened")?;
         let bus = Bus::new();
         let ids = Arc::new(Ids::default());
         let keep_alive = Duration::from_millis(config.server.keep_alive_ms);

@@ -111,6 +111,17 @@ impl LiveRun {
         self.wake();
     }
 
+    /// A step is handed to the store: until it is published, the store may be ahead.
+    pub fn committing(&self) {
+        self.state().committing();
+    }
+
+    /// The driver lets go of a run that it has not ended.
+    pub fn let_go(&self) {
+        self.state().let_go();
+        self.wake();
+    }
+
     /// Somebody asked for the end of the run, which its driver may not have heard of.
     pub fn cancel_requested(&self, at: Timestamp) {
         self.state().cancel_requested(at);
@@ -147,17 +158,15 @@ impl LiveRun {
         }
     }
 
-    /// The run as last published while it is driven in this process, if it belongs to this tenant: then the store
-    /// knows nothing of it that is not known here.
+    /// The run as last published, when it is driven in this process, belongs to this tenant, and the store knows nothing
+    /// of it that is not known here.
     pub(super) fn driven_run(&self, tenant: &TenantId) -> Option<Run> {
-        let state = self.state();
-        state.run().filter(|run| !state.has_ended() && run.tenant == *tenant).cloned()
+        self.state().driven_run().filter(|run| run.tenant == *tenant).cloned()
     }
 
-    /// Whether a driver has published, and the run has not ended.
+    /// Whether a driver of this process has published, and the run has not ended.
     pub(super) fn is_driven(&self) -> bool {
-        let state = self.state();
-        state.run().is_some() && !state.has_ended()
+        self.state().is_driven()
     }
 
     /// The wake-up of a reader. Recent frames are kept only while somebody holds one.

@@ -30,6 +30,17 @@ enum Doing {
     Ended,
 }
 
+/// What is known of the run's driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DrivenBy {
+    /// None in this process, or one that let go.
+    Nobody,
+    /// One that has published all it committed.
+    Published,
+    /// One that is committing: the store may be ahead.
+    Committing,
+}
+
 /// A rendered durable event.
 #[derive(Clone, Debug)]
 struct DurableFrame {
@@ -113,6 +124,9 @@ pub(super) struct State {
     id: RunId,
     /// `None` until a driver has published.
     run: Option<Run>,
+    driven_by: DrivenBy,
+    /// When somebody asked for the end of the run, if that was said here.
+    end_asked_at: Option<Timestamp>,
     doing: Doing,
     last_seq: Seq,
     epochs: u64,
@@ -130,6 +144,8 @@ impl State {
         Self {
             id,
             run: None,
+            driven_by: DrivenBy::Nobody,
+            end_asked_at: None,
             doing: Doing::Idle,
             last_seq: 0,
             epochs: 0,
@@ -151,8 +167,31 @@ impl State {
     }
 
     pub(super) fn cancel_requested(&mut self, at: Timestamp) {
-        if let Some(run) = &mut self.run {
-            run.cancel_requested_at.get_or_insert(at);
+        self.end_asked_at.get_or_insert(at);
+    }
+
+    /// The driver hands a step to the store.
+    pub(super) fn committing(&mut self) {
+        self.driven_by = DrivenBy::Committing;
+    }
+
+    /// The driver is gone without having ended the run.
+    pub(super) fn let_go(&mut self) {
+        self.driven_by = DrivenBy::Nobody;
+    }
+
+    pub(super) fn is_driven(&self) -> bool {
+        match self.driven_by {
+            DrivenBy::Nobody => false,
+            DrivenBy::Published | DrivenBy::Committing => self.run.is_some() && !self.has_ended(),
+        }
+    }
+
+    /// The run, when it is driven here and the store knows nothing of it that is not known here.
+    pub(super) fn driven_run(&self) -> Option<&Run> {
+        match self.driven_by {
+            DrivenBy::Published => self.run.as_ref().filter(|_| !self.has_ended()),
+            DrivenBy::Nobody | DrivenBy::Committing => None,
         }
     }
 
@@ -181,10 +220,8 @@ impl State {
             self.recent_start += 1;
             self.trim_recent(0, 0);
         }
-        let asked = self.run.as_ref().and_then(|before| before.cancel_requested_at);
-        let mut run = run.clone();
-        run.cancel_requested_at = run.cancel_requested_at.or(asked);
-        self.run = Some(run);
+        self.run = Some(run.clone());
+        self.driven_by = DrivenBy::Published;
         let before = std::mem::replace(&mut self.doing, Doing::Idle);
         self.doing = match (activity, before) {
             (Activity::Idle, _) => Doing::Idle,
@@ -334,7 +371,7 @@ impl State {
         };
         let mut run = crate::domain::RunView::from(run);
         // A cancel request is stored before the driver hears of it.
-        run.cancel_requested_at = run.cancel_requested_at.or(stored.cancel_requested_at);
+        run.cancel_requested_at = run.cancel_requested_at.or(stored.cancel_requested_at).or(self.end_asked_at);
         frame::snapshot(&frame::Snapshot { run, executing, writing }).map_err(|error| error.to_string())
     }
 

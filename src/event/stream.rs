@@ -72,14 +72,15 @@ impl Streams {
     /// once and without gap, and then what happens. A cursor inside a message that is not the open one any more
     /// counts as its event number alone.
     pub async fn subscribe(&self, tenant: &TenantId, run: RunId, cursor: Cursor) -> Result<Subscribed, SubscribeError> {
+        let held = self.bus.find(run);
         // A cursor that is ahead of what was published was read out of the log.
-        let driven = self.bus.find(run).and_then(|live| live.driven_run(tenant));
+        let driven = held.as_ref().and_then(|live| live.driven_run(tenant));
         let driven = driven.filter(|run| run.last_seq >= cursor.seq());
         let stored = match driven {
             Some(driven) => driven,
             None => self.store.run(tenant, run).await?.ok_or(SubscribeError::NotFound)?,
         };
-        let live = self.bus.live(run);
+        let live = held.unwrap_or_else(|| self.bus.live(run));
         let mut changes = live.changes();
         // A commit is followed by its publication, normally at once.
         let patience = Instant::now() + POLL;

@@ -111,6 +111,7 @@ impl World {
 
     /// The first half of a driver's step: the commit.
     fn commit(&mut self, bodies: &[EventBody]) {
+        self.live.committing();
         let mut events = Vec::new();
         for body in bodies {
             self.run.last_seq += 1;
@@ -653,6 +654,51 @@ async fn the_snapshot_shows_what_executes_and_a_cancel_that_was_just_asked_for()
     world.step(&[EventBody::ModelStart { step: 1, attempt: 1 }], Activity::Idle);
     let frames = drain(&mut world.open_stream("2").await);
     assert_eq!(frames[0].json()["run"]["cancel_requested_at"], json!(run.cancel_requested_at));
+}
+
+/// An event and a fragment are rendered once, whoever reads them.
+#[tokio::test(start_paused = true)]
+async fn readers_that_keep_up_share_the_bytes() {
+    let mut world = World::new();
+    world.step(&[EventBody::RunQueued {}], Activity::Idle);
+    let mut readers = Vec::new();
+    for _ in 0..3 {
+        let mut reader = world.open_stream("1").await;
+        drain(&mut reader);
+        readers.push(reader);
+    }
+    world.step(&[EventBody::ModelStart { step: 1, attempt: 1 }], writing(1, 1));
+    world.write(0, "shared");
+    let mut seen = Vec::new();
+    for reader in &mut readers {
+        let event = reader.next().await.unwrap().unwrap();
+        let fragment = reader.next().await.unwrap().unwrap();
+        seen.push((event.as_ptr(), fragment.as_ptr()));
+    }
+    assert!(seen.iter().all(|pointers| *pointers == seen[0]), "{seen:?}");
+}
+
+/// What the store has told already is never older in a snapshot.
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_being_committed_is_read_from_the_store() {
+    let mut world = World::new();
+    world.step(&[EventBody::RunQueued {}], Activity::Idle);
+    world.commit_end();
+    let told = world.store.run(&TenantId::local(), RUN).await.unwrap().unwrap();
+    assert!(told.status.is_finished());
+    let frames = drain(&mut world.open_stream("0").await);
+    assert_eq!(frames[0].json()["run"]["status"], told.status.name().as_str());
+}
+
+/// A driver that is gone leaves a run whose end only the store knows.
+#[tokio::test(start_paused = true)]
+async fn a_run_that_its_driver_let_go_of_is_read_from_the_store() {
+    let mut world = World::new();
+    world.step(&[EventBody::RunQueued {}], Activity::Idle);
+    world.live.let_go();
+    world.store.set_down(true);
+    let asked = world.streams.subscribe(&TenantId::local(), RUN, Cursor::after(0)).await;
+    assert!(matches!(asked, Err(SubscribeError::Store(_))));
 }
 
 /// A run that is driven here is known here: to follow it, the store is not asked, by anybody but its own tenant.

@@ -96,6 +96,7 @@ pub(super) async fn commit(
             state: state.clone(),
             events: encode(&transition.events, run, moment)?,
         };
+        live.committing();
         match store.commit_step(commit).await {
             Ok(stored) => break stored,
             // The final event shows the whole run, so it has to know of a request that came in between.

@@ -83,7 +83,10 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        lock(&self.active.0).remove(&self.id);
+        let mut active = lock(&self.active.0);
+        if active.get(&self.id).is_some_and(|control| Arc::ptr_eq(control, &self.control)) {
+            active.remove(&self.id);
+        }
     }
 }
 

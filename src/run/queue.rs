@@ -103,10 +103,11 @@ impl Queue {
         Some(Place::Waiting(WaitingPlace { queue: Arc::clone(self) }))
     }
 
-    /// `count` runs left the store's queue.
+    /// `count` runs left the store's queue. Somebody may have counted them out already, so the store is asked again.
     pub(super) fn left(&self, count: usize) {
         let mut counts = self.counts();
         counts.waiting = counts.waiting.saturating_sub(count);
+        self.changed.notify_one();
     }
 
     /// How many runs wait, as far as is known.
@@ -168,6 +169,22 @@ mod tests {
         assert_eq!(start.elapsed(), Duration::ZERO);
         queue.changed().await;
         assert_eq!(start.elapsed(), LOOK);
+    }
+
+    // The one that was cancelled is counted out by whoever ended it and by a look at the store in between.
+    #[tokio::test(start_paused = true)]
+    async fn a_run_that_was_counted_out_twice_does_not_hide_the_one_behind_it() {
+        let queue = Queue::new(1, 10);
+        let Some(Place::Slot(slot)) = queue.enter() else { panic!() };
+        waiting(queue.enter()).stored();
+        waiting(queue.enter()).stored();
+        queue.changed().await;
+        queue.recount(1);
+        queue.left(1);
+        let start = tokio::time::Instant::now();
+        drop(slot);
+        queue.changed().await;
+        assert_eq!(start.elapsed(), Duration::ZERO);
     }
 
     #[test]

@@ -31,6 +31,13 @@ impl Inner {
             };
             settled.instrument(run_span(id)).await;
         }
+        // A process can die between the end of a run and the removal of its workspace.
+        for id in self.scratch.left_over().await {
+            let run = self.services.store.run(&TenantId::local(), id).await?;
+            if run.is_some_and(|run| run.status.is_finished()) {
+                self.scratch.remove_left(id).await;
+            }
+        }
         let waiting = self.services.store.queued().await?;
         self.queue.recount(usize::try_from(waiting).unwrap_or(usize::MAX));
         self.queue.look();

@@ -53,6 +53,28 @@ impl Scratch {
         }
     }
 
+    /// The runs that have one on the disk, whoever made it.
+    pub(super) async fn left_over(&self) -> Vec<RunId> {
+        let dir = self.dir.clone();
+        let listed = tokio::task::spawn_blocking(move || match std::fs::read_dir(&dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+            Ok(entries) => Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()),
+        })
+        .await;
+        match listed {
+            Ok(Ok(runs)) => runs,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "run.scratch_dir cannot be read; what runs left there stays");
+                Vec::new()
+            }
+            Err(error) => {
+                tracing::warn!(%error, "reading run.scratch_dir failed; what runs left there stays");
+                Vec::new()
+            }
+        }
+    }
+
     fn made(&self) -> MutexGuard<'_, HashSet<RunId>> {
         // Each change is one call, so a panic elsewhere leaves nothing half-changed.
         self.made.lock().unwrap_or_else(PoisonError::into_inner)

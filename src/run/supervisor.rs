@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
 use super::commit::{Moment, apply, encode, publish};
-use super::control::Active;
+use super::control::{Active, Control};
 use super::driver::DriveError;
 use super::queue::{Place, Queue, Slot};
 use super::resolve::resolve;
@@ -272,9 +272,13 @@ impl Inner {
     /// Ends a run that nobody has claimed, whatever the number of free slots, in one commit.
     async fn end_in_queue(self: &Arc<Self>, tenant: &TenantId, id: RunId, at: Timestamp) -> Result<(), StoreError> {
         let Some(loaded) = self.services.store.load(tenant, id).await? else { return Ok(()) };
-        let registration = self.active.register(id);
-        registration.control().cancel(at);
-        let ended = self.end(loaded, Interrupt::Cancel, registration.control()).instrument(run_span(id)).await;
+        // Claimed since: its worker is told, or about to be registered.
+        if loaded.run.status != RunStatus::Queued {
+            return Ok(());
+        }
+        let control = Arc::new(Control::default());
+        control.cancel(at);
+        let ended = self.end(loaded, Interrupt::Cancel, &control).instrument(run_span(id)).await;
         match ended {
             Ok(()) => {
                 self.queue.left(1);

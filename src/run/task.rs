@@ -162,6 +162,11 @@ impl Inner {
         id: RunId,
         result: Result<Result<Run, DriveError>, Box<dyn Any + Send>>,
     ) {
+        if !matches!(result, Ok(Ok(_)))
+            && let Some(live) = self.services.bus.find(id)
+        {
+            live.let_go();
+        }
         match result {
             Ok(Ok(run)) => {
                 let status = run.status.name().as_str();
@@ -169,7 +174,6 @@ impl Inner {
             }
             Ok(Err(DriveError::Commit(CommitError::Store(error @ StoreError::Fenced { .. })))) => {
                 tracing::warn!(%error, "another worker has the run; this one lets go");
-                return;
             }
             Ok(Err(error)) => {
                 tracing::error!(%error, "the run cannot go on");

@@ -97,29 +97,24 @@ pub trait Store: Send + Sync {
     async fn close(&self);
 }
 
-/// Opens the database that the settings name, creates what it lacks, and takes it for this process alone.
+/// Opens the database that the settings name, creates what it lacks, and takes it for this process alone. `observer`
+/// is told of every commit.
 ///
 /// # Errors
 /// [`StoreError::Unusable`] says what has to be changed before a server can start.
-pub async fn open(config: &StoreConfig) -> Result<Arc<dyn Store>, StoreError> {
-    Ok(Arc::new(sqlite::SqliteStore::open(config).await?))
-}
-
-/// The same, with somebody who is told of every commit.
-///
-/// # Errors
-/// As for [`open`].
-pub async fn open_observed(
-    config: &StoreConfig,
-    observer: Arc<dyn CommitObserver>,
-) -> Result<Arc<dyn Store>, StoreError> {
-    Ok(Arc::new(sqlite::SqliteStore::open_observed(config, Some(observer)).await?))
+pub async fn open(config: &StoreConfig, observer: Arc<dyn CommitObserver>) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(Arc::new(sqlite::SqliteStore::open(config, observer).await?))
 }
 
 /// Is told of commits as they happen. Never blocks.
 pub trait CommitObserver: Send + Sync {
     /// A transaction with this number of writes was committed, and took so long.
     fn committed(&self, writes: usize, took: Duration);
+}
+
+/// Nobody listens.
+impl CommitObserver for () {
+    fn committed(&self, _writes: usize, _took: Duration) {}
 }
 
 /// A run to be stored.

@@ -16,7 +16,6 @@ use async_trait::async_trait;
 use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
 
 use self::writer::Writer;
-pub use self::writer::WriterCounters;
 use super::{ClaimedRun, CommitObserver, Committed, NewRun, RunFilter, StepCommit, Store, StoreError};
 use crate::config::StoreConfig;
 use crate::domain::{Event, Message, Run, RunId, Seq, TenantId, Timestamp};
@@ -28,16 +27,8 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens the file, creates what it lacks, and takes it for this process alone.
-    pub async fn open(config: &StoreConfig) -> Result<Self, StoreError> {
-        Self::open_observed(config, None).await
-    }
-
-    /// The same, with somebody who is told of every commit.
-    pub async fn open_observed(
-        config: &StoreConfig,
-        observer: Option<Arc<dyn CommitObserver>>,
-    ) -> Result<Self, StoreError> {
+    /// Opens the file, creates what it lacks, and takes it for this process alone. `observer` is told of every commit.
+    pub async fn open(config: &StoreConfig, observer: Arc<dyn CommitObserver>) -> Result<Self, StoreError> {
         let opened = open::open(config).await?;
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let cores = u32::try_from(cores).unwrap_or(u32::MAX);
@@ -54,11 +45,6 @@ impl SqliteStore {
             .map_err(error::store_error)?;
         let writer = Writer::start(opened, config.durability, observer);
         Ok(Self { writer, readers })
-    }
-
-    /// How much was written since it was opened.
-    pub fn counters(&self) -> WriterCounters {
-        self.writer.counters()
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::any::{Any, TypeId};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
@@ -111,15 +110,6 @@ impl From<sqlx::Error> for Halt {
     }
 }
 
-/// How much the writer did since it was started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WriterCounters {
-    /// Transactions committed.
-    pub commits: u64,
-    /// Writes in them.
-    pub writes: u64,
-}
-
 /// The way to the writing task.
 pub(super) struct Writer {
     sender: mpsc::Sender<Waiting>,
@@ -135,13 +125,11 @@ struct State {
     broken: OnceLock<Shared>,
     /// Fires with it.
     failed: CancellationToken,
-    commits: AtomicU64,
-    writes: AtomicU64,
 }
 
 impl Writer {
     /// Starts the task. It ends when it is told to close, or with the last handle.
-    pub(super) fn start(opened: Opened, durability: Durability, observer: Option<Arc<dyn CommitObserver>>) -> Self {
+    pub(super) fn start(opened: Opened, durability: Durability, observer: Arc<dyn CommitObserver>) -> Self {
         let (sender, receiver) = mpsc::channel(MAX_WAITING);
         let state = Arc::new(State::default());
         let closing = CancellationToken::new();
@@ -183,14 +171,6 @@ impl Writer {
     /// Resolves when nothing can be written any more.
     pub(super) async fn failed(&self) {
         self.state.failed.cancelled().await;
-    }
-
-    /// How much it did.
-    pub(super) fn counters(&self) -> WriterCounters {
-        WriterCounters {
-            commits: self.state.commits.load(Ordering::Relaxed),
-            writes: self.state.writes.load(Ordering::Relaxed),
-        }
     }
 
     /// Finishes what was handed in, closes the connection, and lets go of the file.
@@ -242,6 +222,10 @@ impl<W: Write> Entry<W> {
             batch.iter_mut().filter_map(|entry| (&mut **entry as &mut dyn Any).downcast_mut()).collect();
         let writes: Vec<&W> = entries.iter().map(|entry| &entry.write).collect();
         let answers = W::apply_all(&writes, script).await?;
+        if answers.len() != entries.len() {
+            let words = format!("{} writes were given {} answers", entries.len(), answers.len());
+            return Err(sqlx::Error::Protocol(words));
+        }
         for (entry, answer) in entries.iter_mut().zip(answers) {
             entry.result = Some(answer);
         }
@@ -274,7 +258,7 @@ struct Task {
     durability: Durability,
     state: Arc<State>,
     lock: FileLock,
-    observer: Option<Arc<dyn CommitObserver>>,
+    observer: Arc<dyn CommitObserver>,
 }
 
 impl Task {
@@ -334,11 +318,7 @@ impl Task {
             let begun = Instant::now();
             let failure = match self.transaction(&mut group, portion).await {
                 Ok(()) => {
-                    if let Some(observer) = &self.observer {
-                        observer.committed(group.len(), begun.elapsed());
-                    }
-                    self.state.commits.fetch_add(1, Ordering::Relaxed);
-                    self.state.writes.fetch_add(group.len().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+                    self.observer.committed(group.len(), begun.elapsed());
                     group.into_iter().for_each(|entry| entry.settle(Ok(())));
                     return;
                 }

@@ -87,12 +87,8 @@ async fn play(case: &Case) -> Left {
     let patterns = if case.run.tools.is_empty() { json!([]) } else { json!(["*"]) };
     let agent: AgentConfig = read(json!({"model": "p/m-test", "tools": patterns}));
     let agents = Agents::new("a", &BTreeMap::from([("a".to_owned(), agent)]), &BTreeMap::new(), &registry, &catalog);
-    let store = store::open(&StoreConfig {
-        url: format!("sqlite:{}", directory.path().join("hames.db").display()),
-        durability: Durability::Process,
-    })
-    .await
-    .unwrap();
+    let url = format!("sqlite:{}", directory.path().join("hames.db").display());
+    let store = store::open(&StoreConfig { url, durability: Durability::Process }, Arc::new(())).await.unwrap();
     let supervisor = Supervisor::start(Services {
         store: Arc::clone(&store),
         bus: Bus::new(),

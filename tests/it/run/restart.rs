@@ -105,3 +105,28 @@ async fn a_run_whose_state_does_not_read_is_ended_once() {
         app.finish().await;
     }
 }
+
+/// A process can die between the end of a run and the removal of its workspace.
+#[tokio::test]
+async fn what_ended_runs_left_on_the_disk_is_removed_by_the_next_start() {
+    let (setup, model) = Setup::stage();
+    let app = setup.start().await;
+    let run = app.create(json!({})).await;
+    model.asked().await.answer("done").await;
+    app.ended(run.id).await;
+    app.finish().await;
+
+    let scratch = setup.scratch();
+    let unknown = scratch.join("run_019000000000700080000000000000ab");
+    for left in [scratch.join(run.id.to_string()), unknown.clone(), scratch.join("notes")] {
+        std::fs::create_dir_all(left.join("some")).unwrap();
+    }
+    let app = setup.start().await;
+    let mut left: Vec<_> = std::fs::read_dir(&scratch).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["notes", "run_019000000000700080000000000000ab"], "only what is known to have ended goes");
+    for kept in [unknown, scratch.join("notes")] {
+        std::fs::remove_dir_all(kept).unwrap();
+    }
+    app.finish().await;
+}

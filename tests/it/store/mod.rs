@@ -2,5 +2,5 @@
 
 mod contract;
 mod model;
-mod sample;
+pub(crate) mod sample;
 mod sqlite;

@@ -3,14 +3,14 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use hames::config::{Durability, StoreConfig};
 use hames::domain::{Event, EventKind, Run, RunStatus, RunStatusName};
-use hames::store::sqlite::{SqliteStore, WriterCounters};
-use hames::store::{RunFilter, Store, StoreError};
+use hames::store::sqlite::SqliteStore;
+use hames::store::{CommitObserver, Committed, RunFilter, Store, StoreError};
 use sqlx::{Connection, Row, SqliteConnection};
 use tempfile::TempDir;
 
@@ -23,13 +23,25 @@ contract_suite!(SqliteFile);
 pub(crate) struct SqliteFile {
     folder: TempDir,
     store: Option<Arc<SqliteStore>>,
+    commits: Arc<Mutex<Vec<usize>>>,
+}
+
+/// Keeps the number of writes of each commit.
+struct Commits(Arc<Mutex<Vec<usize>>>);
+
+impl CommitObserver for Commits {
+    fn committed(&self, writes: usize, _took: Duration) {
+        self.0.lock().unwrap().push(writes);
+    }
 }
 
 impl SqliteFile {
     pub(crate) async fn with(durability: Durability) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = SqliteStore::open(&config(&folder.path().join("test.db"), durability)).await.unwrap();
-        Self { folder, store: Some(Arc::new(store)) }
+        let commits = Arc::default();
+        let observer = Arc::new(Commits(Arc::clone(&commits)));
+        let store = SqliteStore::open(&config(&folder.path().join("test.db"), durability), observer).await.unwrap();
+        Self { folder, store: Some(Arc::new(store)), commits }
     }
 
     fn path(&self) -> PathBuf {
@@ -72,7 +84,7 @@ impl Database for SqliteFile {
         drop(self.store.take());
         // The runtime drops the aborted writer, and with it the lock, when it gets to it.
         loop {
-            match SqliteStore::open(&config(&self.path(), Durability::Full)).await {
+            match SqliteStore::open(&config(&self.path(), Durability::Full), Arc::new(())).await {
                 Ok(store) => break self.store = Some(Arc::new(store)),
                 Err(StoreError::Unusable(text)) if text.contains("is in use") => tokio::task::yield_now().await,
                 Err(error) => panic!("{error}"),
@@ -82,7 +94,7 @@ impl Database for SqliteFile {
 }
 
 async fn refusal(path: &Path) -> String {
-    match SqliteStore::open(&config(path, Durability::Full)).await {
+    match SqliteStore::open(&config(path, Durability::Full), Arc::new(())).await {
         Err(StoreError::Unusable(text)) => text,
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("{} was opened", path.display()),
@@ -119,7 +131,7 @@ async fn a_second_server_is_refused_and_told_who_holds_the_file() {
     database.store().create_run(queued(1)).await.unwrap();
     database.store().close().await;
     // A closed one lets go, though the lock file stays.
-    let next = SqliteStore::open(&config(&database.path(), Durability::Full)).await.unwrap();
+    let next = SqliteStore::open(&config(&database.path(), Durability::Full), Arc::new(())).await.unwrap();
     assert_eq!(next.queued().await.unwrap(), 1);
 }
 
@@ -170,7 +182,7 @@ async fn callers_that_wait_share_a_commit() {
     let store = database.sqlite();
     let new = running(1);
     store.create_run(new.clone()).await.unwrap();
-    let before = store.counters();
+    database.commits.lock().unwrap().clear();
     let mut other = database.foreign().await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
     let mut waiting: Vec<_> = (0..200).map(|n| Box::pin(store.commit_step(step(&new, 1, vec![mark(n)])))).collect();
@@ -181,10 +193,10 @@ async fn callers_that_wait_share_a_commit() {
     join_all(waiting).await.into_iter().for_each(|done| {
         done.unwrap();
     });
-    let WriterCounters { commits, writes } = store.counters();
+    let commits = database.commits.lock().unwrap().clone();
     // The first may have gone ahead alone.
-    assert!((1..=2).contains(&(commits - before.commits)), "{commits}");
-    assert_eq!(writes - before.writes, 200);
+    assert!((1..=2).contains(&commits.len()), "{commits:?}");
+    assert_eq!(commits.iter().sum::<usize>(), 200);
 }
 
 /// A transaction that reads first and writes later fails at once when somebody else committed in between
@@ -438,4 +450,61 @@ async fn a_child_process_does_not_keep_the_file_locked() {
     database.crash().await;
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// Handed in at once, so that they are one group.
+async fn together<T>(writes: Vec<BoxFuture<'_, T>>) -> Vec<T> {
+    tokio::task::unconstrained(join_all(writes)).await
+}
+
+/// A worker that lost its run and the one that took it write in one group, in either order, among many others.
+#[tokio::test]
+async fn of_two_steps_of_one_run_in_a_group_the_holder_s_counts() {
+    for generations in [[1, 2], [2, 1]] {
+        let database = SqliteFile::fresh().await;
+        let store = database.sqlite();
+        let runs: Vec<_> = (1..=40).map(running).collect();
+        for new in &runs {
+            store.create_run(new.clone()).await.unwrap();
+        }
+        store.reclaim(&tenant(), id(7)).await.unwrap().unwrap();
+        let steps = runs.iter().flat_map(|new| {
+            let generations: &[u64] = if new.run.id == id(7) { &generations } else { &[1] };
+            generations.iter().map(|&generation| step(new, generation, vec![mark(1), mark(2)]))
+        });
+        let (asked, writes): (Vec<_>, Vec<BoxFuture<'_, Result<Committed, StoreError>>>) = steps
+            .map(|step| ((step.run, step.generation), Box::pin(store.commit_step(step)) as BoxFuture<'_, _>))
+            .unzip();
+        for ((run, generation), answer) in asked.into_iter().zip(together(writes).await) {
+            match answer {
+                Ok(committed) => {
+                    assert_eq!(generation, if run == id(7) { 2 } else { 1 });
+                    let seen: Vec<_> = committed.events.iter().map(|event| (event.run, event.seq)).collect();
+                    assert_eq!(seen, [(run, 3), (run, 4)]);
+                }
+                Err(error) => {
+                    assert_eq!((run, generation), (id(7), 1));
+                    assert!(matches!(error, StoreError::Fenced { generation: 1, .. }), "{error}");
+                }
+            }
+        }
+    }
+}
+
+/// Of runs that are stored together, those whose id is taken are refused and all others are stored.
+#[tokio::test]
+async fn a_run_that_cannot_be_stored_takes_no_other_with_it() {
+    let database = SqliteFile::fresh().await;
+    let store = database.sqlite();
+    store.create_run(queued(5)).await.unwrap();
+    let numbers: Vec<u32> = (1..=20).chain([13]).collect();
+    let writes: Vec<BoxFuture<'_, Result<Vec<Event>, StoreError>>> =
+        numbers.iter().map(|&number| Box::pin(store.create_run(queued(number))) as BoxFuture<'_, _>).collect();
+    let answers = together(writes).await;
+    let refused: Vec<_> = numbers.iter().zip(&answers).filter(|(_, answer)| answer.is_err()).map(|(n, _)| *n).collect();
+    assert_eq!(refused, [5, 13]);
+    for (number, answer) in numbers.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()) {
+        assert_eq!(answer.as_ref().unwrap()[0].run, id(*number));
+        assert!(store.run(&tenant(), id(*number)).await.unwrap().is_some());
+    }
 }

@@ -45,6 +45,11 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Where runs without a configured workspace have their own.
+    pub(crate) fn scratch(&self) -> PathBuf {
+        self.dir.path().join("scratch")
+    }
+
     /// An agent `test` whose model `stage/m` is steered by the test, with every tool there is.
     pub(crate) fn stage() -> (Self, Prompter) {
         let (model, prompter) = stage_model();
@@ -99,7 +104,7 @@ impl Setup {
         if let Some(server) = &self.server {
             config.server = server.clone();
         }
-        config.run.scratch_dir = self.dir.path().join("scratch");
+        config.run.scratch_dir = self.scratch();
         config
     }
 
