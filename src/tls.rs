@@ -1,13 +1,24 @@
-//! TLS for every client of ours: the ring library and the system's certificates, set up where it is used, so that no
-//! process-wide default is needed.
+//! HTTP clients: TLS by the ring library with the system's certificates, set up where it is used, so that no process-wide
+//! default is needed.
 
 use std::sync::Arc;
 
-/// Settings for an address of this scheme. Without `https` no certificate is read, as a container may have none.
+use reqwest::{Client, ClientBuilder};
+
+/// What every client of ours has, for an address of this scheme. Without `https` no certificate is read, as a container may
+/// have none. Redirects are not followed, since they would carry keys elsewhere, and proxies of the environment not used.
 ///
 /// # Errors
 /// The library or the system's certificates do not work.
-pub fn client_config(scheme: &str) -> Result<rustls::ClientConfig, rustls::Error> {
+pub fn client_builder(scheme: &str) -> Result<ClientBuilder, rustls::Error> {
+    Ok(Client::builder()
+        .tls_backend_preconfigured(tls(scheme)?)
+        .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
+        .user_agent(concat!("hames/", env!("CARGO_PKG_VERSION"))))
+}
+
+fn tls(scheme: &str) -> Result<rustls::ClientConfig, rustls::Error> {
     let ring = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         rustls::ClientConfig::builder_with_provider(Arc::clone(&ring)).with_safe_default_protocol_versions()?;

@@ -10,7 +10,7 @@ use super::output;
 use super::remote::{Remote, RemoteFeed};
 use crate::domain::{RunId, RunRequest, TenantId};
 use crate::event::{Cursor, Streams, Subscribed};
-use crate::run::{CreateError, Supervisor};
+use crate::run::{Caller, CreateError, Supervisor};
 use crate::store::StoreError;
 
 /// One frame of an event stream (WHATWG HTML, "Server-sent events").
@@ -66,7 +66,7 @@ impl Executor {
     pub(super) async fn create(&self, request: RunRequest) -> anyhow::Result<RunId> {
         match self {
             Self::Local { supervisor, streams: _ } => {
-                let created = supervisor.create(&TenantId::local(), request).await;
+                let created = supervisor.create(Caller::untraced(TenantId::local()), request).await;
                 Ok(created.map_err(refusal)?.id)
             }
             Self::Remote(remote) => remote.create(&request).await,

@@ -18,9 +18,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, Env, LogConfig};
+use crate::config::{Config, Env, LogConfig, TelemetryConfig};
 use crate::shutdown::Signals;
-use crate::telemetry::{Telemetry, TelemetryError};
+use crate::telemetry::{FLUSH, Metrics, Telemetry};
 use crate::time::{Clock as _, Ids, SystemClock};
 use crate::tool::supervise;
 use exit::{Code, Exit};
@@ -117,10 +117,24 @@ fn quiet_log(config: &Config) -> LogConfig {
     log
 }
 
-/// What this program tells of itself.
-fn telemetry(config: &Config) -> Result<Telemetry, TelemetryError> {
+/// Does the work of a program that tells of itself. However that ends, what it told is sent, for a short time at most:
+/// the end that nobody wanted is what its operator looks for.
+async fn with_telemetry(
+    config: &TelemetryConfig,
+    log: &LogConfig,
+    work: impl AsyncFnOnce(Metrics) -> anyhow::Result<Exit>,
+) -> anyhow::Result<Exit> {
     let instance = Ids::default().next(SystemClock.now());
-    Telemetry::new(&config.telemetry, &instance.to_string())
+    let telemetry = Telemetry::new(config, &instance.to_string())?;
+    telemetry.start(log)?;
+    let ended = work(telemetry.metrics().clone()).await;
+    let most = match &ended {
+        // Somebody asked for the end more than once.
+        Ok(Exit::Signal(_)) => FLUSH / 4,
+        Ok(Exit::Code(_)) | Err(_) => FLUSH,
+    };
+    telemetry.shutdown(most).await;
+    ended
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]

@@ -1,13 +1,11 @@
 //! A server as the command line sees it: creates, follows and ends runs over HTTP.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use reqwest::header::{ACCEPT, HeaderName};
 use reqwest::{Client, Response, StatusCode, Url};
-use rustls_platform_verifier::BuilderVerifierExt as _;
 use serde::Deserialize;
 use sse_stream::SseByteStream;
 
@@ -15,6 +13,7 @@ use super::feed::{Blocks, Frame, Heard, StreamError};
 use super::output;
 use super::render::{FinalRun, duration};
 use crate::domain::{FieldError, RunId, RunRequest};
+use crate::tls::client_builder;
 
 const CONNECT: Duration = Duration::from_secs(10);
 
@@ -59,17 +58,8 @@ struct Problem {
 
 impl Remote {
     pub(super) fn new(base: Url) -> anyhow::Result<Self> {
-        let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_platform_verifier()?
-            .with_no_client_auth();
-        let client = Client::builder()
-            .tls_backend_preconfigured(tls)
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT)
-            .read_timeout(SILENCE)
-            .build()?;
+        let builder = client_builder(base.scheme())?;
+        let client = builder.connect_timeout(CONNECT).read_timeout(SILENCE).build()?;
         Ok(Self { client, base })
     }
 

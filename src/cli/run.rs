@@ -17,11 +17,12 @@ use super::follow::{self, Followed, OnSignal};
 use super::output::Output;
 use super::remote::{Remote, parse_url};
 use super::render::Renderer;
-use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log, telemetry};
+use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log, with_telemetry};
 use crate::app::{App, Surroundings};
 use crate::config::{self, Config, Env};
 use crate::domain::{LimitsPatch, RunInput, RunRequest};
 use crate::shutdown::{Ended, Shutdown, Signals};
+use crate::telemetry::Metrics;
 
 /// What to run, and where.
 #[derive(Debug, Args)]
@@ -90,16 +91,38 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
         config = in_directory(config, directory.path())?;
         temporary = Some(directory);
     }
-    let telemetry = telemetry(&config)?;
-    telemetry.start(&quiet_log(&config))?;
+    let (telemetry, log) = (config.telemetry.clone(), quiet_log(&config));
+    let json = args.json;
+    let exit = with_telemetry(&telemetry, &log, async move |metrics| {
+        run_here(config, request, json, env, signals, metrics).await
+    })
+    .await?;
+    if let Exit::Signal(_) = exit {
+        return Ok(exit);
+    }
+    if let Some(directory) = temporary {
+        directory.close().context("the temporary directory cannot be removed")?;
+    }
+    Ok(exit)
+}
+
+/// One run in this process.
+async fn run_here(
+    config: Config,
+    request: RunRequest,
+    json: bool,
+    env: &Env,
+    mut signals: Signals,
+    metrics: Metrics,
+) -> anyhow::Result<Exit> {
     let drain = std::time::Duration::from_millis(config.run.drain_ms);
-    let app = App::build(config, Surroundings::of_this_program(env.clone(), telemetry.metrics().clone())).await?;
+    let app = App::build(config, Surroundings::of_this_program(env.clone(), metrics)).await?;
     let executor = Executor::Local { supervisor: app.supervisor().clone(), streams: app.streams().clone() };
     let shutdown = Shutdown::new();
     // Signals reach the run until it has ended, and the rest of the program after that.
     let mut working = std::pin::pin!(app.work(shutdown.clone()));
     let exit = tokio::select! {
-        exit = show(&executor, request, args.json, &mut signals) => exit?,
+        exit = show(&executor, request, json, &mut signals) => exit?,
         worked = &mut working => {
             worked?;
             anyhow::bail!("the work stopped before the run had ended")
@@ -110,17 +133,10 @@ pub(super) async fn run(args: RunArgs, env: &Env, mut signals: Signals) -> anyho
     }
     shutdown.soft().cancel();
     match shutdown.run(signals, drain, working).await {
-        Ended::Finished(worked) => {
-            telemetry.shutdown().await;
-            worked?;
-        }
-        Ended::Forced(signal) => return Ok(Exit::Signal(signal)),
+        Ended::Finished(worked) => worked.map(|()| exit),
+        Ended::Forced(signal) => Ok(Exit::Signal(signal)),
         Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
     }
-    if let Some(directory) = temporary {
-        directory.close().context("the temporary directory cannot be removed")?;
-    }
-    Ok(exit)
 }
 
 /// Everything a run leaves behind goes into one directory.

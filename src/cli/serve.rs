@@ -9,10 +9,11 @@ use tokio::net::TcpListener;
 
 use super::exit::{Code, Exit};
 use super::output::{Output, told};
-use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log, telemetry};
+use super::{ConfigArgs, GIVE_CONFIG, demo, quiet_log, with_telemetry};
 use crate::app::{App, Surroundings};
-use crate::config::{self, Env};
+use crate::config::{self, Config, Env};
 use crate::shutdown::{Ended, Shutdown, Signals};
+use crate::telemetry::Metrics;
 
 /// What to serve.
 #[derive(Debug, Args)]
@@ -26,10 +27,20 @@ pub(super) struct ServeArgs {
 
 pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyhow::Result<Exit> {
     args.config.tell_of_unused_file(if args.demo { " by --demo" } else { GIVE_CONFIG });
-    let mut config = config::load(args.config.config.as_deref(), env)?;
-    let telemetry = telemetry(&config)?;
-    telemetry.start(&if args.demo { quiet_log(&config) } else { config.log.clone() })?;
-    if args.demo {
+    let config = config::load(args.config.config.as_deref(), env)?;
+    let (telemetry, log) = (config.telemetry.clone(), if args.demo { quiet_log(&config) } else { config.log.clone() });
+    with_telemetry(&telemetry, &log, async move |metrics| serve_config(config, args.demo, env, signals, metrics).await)
+        .await
+}
+
+async fn serve_config(
+    mut config: Config,
+    is_demo: bool,
+    env: &Env,
+    signals: Signals,
+    metrics: Metrics,
+) -> anyhow::Result<Exit> {
+    if is_demo {
         let workspace = PathBuf::from(demo::DIRECTORY);
         demo::write_files(&workspace)?;
         config = config.with_demo_workspace(workspace);
@@ -39,10 +50,10 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
         .await
         .with_context(|| format!("cannot listen on {bind}; is another server running there? (server.bind)"))?;
     let address = listener.local_addr()?;
-    let app = App::build(config, Surroundings::of_this_program(env.clone(), telemetry.metrics().clone())).await?;
+    let app = App::build(config, Surroundings::of_this_program(env.clone(), metrics)).await?;
     let shutdown = Shutdown::new();
     tracing::info!(%address, "listening");
-    if args.demo {
+    if is_demo {
         let soft = shutdown.soft().clone();
         shutdown.tasks().spawn("demo", async move {
             let mut stdout = std::io::stdout();
@@ -59,7 +70,6 @@ pub(super) async fn serve(args: ServeArgs, env: &Env, signals: Signals) -> anyho
     }
     match shutdown.run(signals, drain, app.serve(listener, shutdown.clone())).await {
         Ended::Finished(served) => {
-            telemetry.shutdown().await;
             served?;
             tracing::info!("stopped");
             Ok(Exit::Code(Code::Done))

@@ -44,6 +44,11 @@ pub enum OtlpEndpointError {
 }
 
 impl OtlpEndpoint {
+    /// `http` or `https`.
+    pub fn scheme(&self) -> &str {
+        self.0.scheme()
+    }
+
     /// The address of a signal below the base, such as `v1/traces`.
     pub fn signal(&self, path: &str) -> Url {
         let mut url = self.0.clone();
@@ -112,7 +117,8 @@ impl OtlpHeaders {
     }
 }
 
-/// Text with its `%XX` replaced by the bytes they stand for.
+/// Text with its `%XX` replaced by the bytes they stand for. A `%` without two digits is an error, which `percent-encoding`
+/// would leave as it is: a key that was cut is better told of than sent.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

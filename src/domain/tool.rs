@@ -94,6 +94,18 @@ pub enum OutcomeKind {
 }
 
 impl OutcomeKind {
+    /// The spelling in the JSON form.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Result => "result",
+            Self::Error => "error",
+            Self::Refused => "refused",
+            Self::TimedOut => "timed_out",
+            Self::Aborted => "aborted",
+            Self::OutcomeUnknown => "outcome_unknown",
+        }
+    }
+
     /// Whether the model is told that the call failed.
     pub const fn is_error(self) -> bool {
         match self {
@@ -130,6 +142,14 @@ pub struct ToolOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn outcomes_are_spelt_as_in_json() {
+        for spelling in ["result", "error", "refused", "timed_out", "aborted", "outcome_unknown"] {
+            let kind: OutcomeKind = serde_json::from_value(spelling.into()).unwrap();
+            assert_eq!(kind.as_str(), spelling);
+        }
+    }
 
     #[test]
     fn names_follow_the_rule() {

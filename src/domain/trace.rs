@@ -42,11 +42,6 @@ struct Headers {
 pub struct InvalidTraceparent;
 
 impl TraceContext {
-    /// The value of the header `traceparent`.
-    pub fn traceparent(&self) -> String {
-        self.to_string()
-    }
-
     /// Adds a `tracestate`. One that cannot be passed on is left out: it says nothing that the trace needs.
     #[must_use]
     pub fn with_state(mut self, state: &str) -> Self {
@@ -59,6 +54,7 @@ impl TraceContext {
     }
 }
 
+/// The value of the header `traceparent`.
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span_id, self.flags)
@@ -105,7 +101,7 @@ impl TryFrom<Headers> for TraceContext {
 
 impl From<TraceContext> for Headers {
     fn from(context: TraceContext) -> Self {
-        Self { traceparent: context.traceparent(), tracestate: context.state }
+        Self { traceparent: context.to_string(), tracestate: context.state }
     }
 }
 
@@ -118,7 +114,7 @@ mod tests {
     #[test]
     fn a_traceparent_reads_back_as_it_was() {
         let context: TraceContext = GOOD.parse().unwrap();
-        assert_eq!(context.traceparent(), GOOD);
+        assert_eq!(context.to_string(), GOOD);
         assert_eq!((context.span_id, context.flags), (0xb7ad_6b71_6920_3331, 1));
         let stored = serde_json::to_value(context.clone().with_state(" a=1,b=2 ")).unwrap();
         assert_eq!(stored, serde_json::json!({"traceparent": GOOD, "tracestate": "a=1,b=2"}));
@@ -143,7 +139,7 @@ mod tests {
         }
         // A later version is read as far as it is known.
         let later = "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more";
-        assert_eq!(later.parse::<TraceContext>().unwrap().traceparent(), GOOD);
+        assert_eq!(later.parse::<TraceContext>().unwrap().to_string(), GOOD);
     }
 
     #[test]

@@ -77,6 +77,19 @@ pub enum FinishReason {
     Unspecified,
 }
 
+impl FinishReason {
+    /// The spelling in the JSON form.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::ToolCalls => "tool_calls",
+            Self::Length => "length",
+            Self::ContentFilter => "content_filter",
+            Self::Unspecified => "unspecified",
+        }
+    }
+}
+
 /// A fragment of a response while it is written. Never stored; the finished message replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delta<'a> {
@@ -95,4 +108,17 @@ pub enum Delta<'a> {
         /// The next piece of the raw arguments.
         arguments: &'a str,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_are_spelt_as_in_json() {
+        for spelling in ["stop", "tool_calls", "length", "content_filter", "unspecified"] {
+            let reason: FinishReason = serde_json::from_value(spelling.into()).unwrap();
+            assert_eq!(reason.as_str(), spelling);
+        }
+    }
 }

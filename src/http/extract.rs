@@ -15,8 +15,8 @@ use super::body;
 use super::problem::{Problem, ProblemCode, shown};
 use super::room::Held;
 use super::state::HttpState;
-use super::watch::Traced;
 use crate::domain::{RunId, TenantId, TraceContext};
+use crate::run::Caller;
 
 /// Whose request it is. A server without keys serves its own machine, which is one tenant.
 pub(super) struct Tenant(pub(super) TenantId);
@@ -43,11 +43,7 @@ impl<S: Send + Sync> FromRequestParts<S> for RunPath {
 
 /// Whose request for a run it is, when there is room for one more. Asked before the body is read: a request that
 /// would be refused costs nothing.
-pub(super) struct Admitted {
-    pub(super) tenant: TenantId,
-    /// The place in a trace that the run belongs to.
-    pub(super) trace: Option<TraceContext>,
-}
+pub(super) struct Admitted(pub(super) Caller);
 
 impl FromRequestParts<HttpState> for Admitted {
     type Rejection = Problem;
@@ -55,8 +51,9 @@ impl FromRequestParts<HttpState> for Admitted {
     async fn from_request_parts(parts: &mut Parts, state: &HttpState) -> Result<Self, Problem> {
         let Tenant(tenant) = Tenant::from_request_parts(parts, state).await?;
         state.parts().supervisor.has_room()?;
-        let trace = parts.extensions.get::<Traced>().and_then(|traced| traced.0.clone());
-        Ok(Self { tenant, trace })
+        // Put there by `watch::begin`.
+        let trace = parts.extensions.get::<TraceContext>().cloned();
+        Ok(Self(Caller { tenant, trace }))
     }
 }
 

@@ -14,7 +14,7 @@ use tracing::Instrument;
 use super::problem::{Problem, ProblemCode, shown};
 use super::state::HttpState;
 use super::watch::{UNMATCHED, begin, is_probe, method_name};
-use crate::telemetry::request_span;
+use crate::telemetry::request_log_context;
 use crate::time::{Clock, Ids};
 
 /// Most header lines of a request.
@@ -35,7 +35,7 @@ pub(super) async fn observe(State(state): State<HttpState>, mut request: Request
     // Only the route is logged, never the address: that is the caller's text.
     let route = request.extensions().get::<MatchedPath>().map_or(UNMATCHED, MatchedPath::as_str).to_owned();
     let method = method_name(request.method());
-    let span = request_span(request.method().as_str(), &route, id.to_str().unwrap_or_default());
+    let span = request_log_context(request.method().as_str(), &route, id.to_str().unwrap_or_default());
     let exported = begin(&mut request, method);
     let start = tokio::time::Instant::now();
     async move {

@@ -66,7 +66,7 @@ const MAX_LABELS: usize = 32;
     ))]
 pub(super) async fn create(
     Query(NoQuery): Query<NoQuery>,
-    Admitted { tenant, trace }: Admitted,
+    Admitted(caller): Admitted,
     form: Form,
     prefer: Prefer,
     State(state): State<HttpState>,
@@ -74,7 +74,8 @@ pub(super) async fn create(
     JsonBody(request): JsonBody<RunRequest>,
 ) -> Result<Response, Rejection> {
     refuse_idempotency_key(&headers)?;
-    let run = state.parts().supervisor.create_traced(&tenant, request, trace).await.map_err(Problem::from)?;
+    let tenant = caller.tenant.clone();
+    let run = state.parts().supervisor.create(caller, request).await.map_err(Problem::from)?;
     // From here on the run exists. Whatever fails now is logged, and the answer says 202 and where the run is.
     match form {
         Form::EventStream => match state.parts().streams.subscribe(&tenant, run.id, Cursor::default()).await {

@@ -14,12 +14,9 @@ pub(super) fn is_probe(route: &str) -> bool {
     matches!(route, "/healthz" | "/readyz" | "/metrics")
 }
 
-/// Stands among the extensions of a request: the place in a trace that work for it belongs to, the caller's own or else
-/// the request's. The work goes on when the request is over, so it stands beside the request where it can.
-#[derive(Clone, Debug)]
-pub(super) struct Traced(pub(super) Option<TraceContext>);
-
-/// Begins the span of a request, and notes what its work belongs to.
+/// Begins the span of a request, and notes among its extensions the place in a trace that work for it belongs to, if it
+/// has one: the caller's own or else the request's. The work goes on when the request is over, so it stands beside the
+/// request where it can.
 pub(super) fn begin(request: &mut Request, method: &str) -> RequestSpan {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let caller = caller(request.headers());
@@ -28,8 +25,9 @@ pub(super) fn begin(request: &mut Request, method: &str) -> RequestSpan {
         Some(route) => RequestSpan::begin(method, Some(route.as_str()), Some(request.uri().path()), caller.as_ref()),
         None => RequestSpan::begin(method, None, None, caller.as_ref()),
     };
-    let traced = Traced(caller.or_else(|| span.context()));
-    request.extensions_mut().insert(traced);
+    if let Some(place) = caller.or_else(|| span.context()) {
+        request.extensions_mut().insert(place);
+    }
     span
 }
 
@@ -71,7 +69,7 @@ mod tests {
         for (name, value) in headers {
             map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        caller(&map).map(|context| (context.traceparent(), context.state))
+        caller(&map).map(|context| (context.to_string(), context.state))
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! A provider behind HTTP, whatever its wire: connection, headers, status, and what may be said of them.
 
-use std::error::Error;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,9 +17,10 @@ use super::conversation::Conversation;
 use super::error::{ProviderError, retry_after};
 use super::names::NameMap;
 use super::{DeltaSink, Provider, json};
+use crate::domain::text::with_causes;
 use crate::domain::{FailureClass, ModelFailure, ModelRequest, ModelTurn, TRACEPARENT, TRACESTATE, TraceContext};
 use crate::time::Clock;
-use crate::tls::client_config;
+use crate::tls::client_builder;
 
 /// Most bytes read of an error's body.
 const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
@@ -117,14 +117,7 @@ impl<W: Wire> HttpProvider<W> {
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
-        // Proxies of the environment are not for providers, and a redirect would carry the key elsewhere.
-        let client = Client::builder()
-            .tls_backend_preconfigured(client_config(url.scheme())?)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .connect_timeout(settings.connect_timeout)
-            .user_agent(concat!("hames/", env!("CARGO_PKG_VERSION")))
-            .build()?;
+        let client = client_builder(url.scheme())?.connect_timeout(settings.connect_timeout).build()?;
         let learnt = Mutex::new(Learnt { dialect: wire.dialect(), version: 0 });
         Ok(Self {
             wire,
@@ -149,7 +142,7 @@ impl<W: Wire> HttpProvider<W> {
         let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let accumulator = Accumulator::new(request.step, names);
         let reader = Reader::new(content_type, self.wire.decoder(), accumulator);
-        let bytes = response.bytes_stream().map(|piece| piece.map_err(|error| describe(&error.without_url())));
+        let bytes = response.bytes_stream().map(|piece| piece.map_err(|error| with_causes(&error.without_url())));
         read(bytes, self.idle_timeout, reader, sink).await
     }
 
@@ -226,7 +219,7 @@ impl<W: Wire> HttpProvider<W> {
         let error = error.without_url();
         let class = if error.is_timeout() { FailureClass::TimedOut } else { FailureClass::Unavailable };
         let hint = if error.is_connect() { "; is it running, and is providers.NAME.base_url its address?" } else { "" };
-        ModelFailure::new(class, format!("could not be asked: {}{hint}", describe(&error)))
+        ModelFailure::new(class, format!("could not be asked: {}{hint}", with_causes(&error)))
     }
 
     /// Puts the provider's name before a message and makes sure that the key is not in it.
@@ -255,7 +248,7 @@ impl<W: Wire> Provider for HttpProvider<W> {
 /// Tells the provider which span it works for.
 fn insert_trace(headers: &mut HeaderMap, trace: &TraceContext) {
     let value = |text: &str| HeaderValue::from_str(text).ok();
-    if let Some(parent) = value(&trace.traceparent()) {
+    if let Some(parent) = value(&trace.to_string()) {
         headers.insert(TRACEPARENT, parent);
         if let Some(state) = trace.state.as_deref().and_then(value) {
             headers.insert(TRACESTATE, state);
@@ -274,21 +267,6 @@ async fn error_body(mut response: Response, idle: Duration) -> String {
     }
     body.truncate(MAX_ERROR_BODY_BYTES);
     String::from_utf8_lossy(&body).into_owned()
-}
-
-/// An error and its causes in one line.
-fn describe(error: &dyn Error) -> String {
-    let mut out = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let text = cause.to_string();
-        if !out.contains(&text) {
-            out.push_str(": ");
-            out.push_str(&text);
-        }
-        source = cause.source();
-    }
-    out
 }
 
 #[cfg(test)]

@@ -65,10 +65,9 @@ fn the_header_overrules_the_status() {
 
 #[test]
 fn tls_needs_no_default_of_the_process() {
-    client_config("http").unwrap();
-    match client_config("https") {
-        Ok(config) => assert_eq!(config.alpn_protocols, [b"h2".to_vec(), b"http/1.1".to_vec()]),
-        // A machine without any certificate cannot check one, and says so.
-        Err(error) => assert!(error.to_string().contains("No CA certificates"), "{error}"),
+    client_builder("http").unwrap();
+    // A machine without any certificate cannot check one, and says so.
+    if let Err(error) = client_builder("https") {
+        assert!(error.to_string().contains("No CA certificates"), "{error}");
     }
 }

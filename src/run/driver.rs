@@ -6,19 +6,20 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::commit::{CommitError, LiveProgress, Moment, commit};
+use super::commit::{CommitError, LiveProgress, commit};
 use super::control::Control;
+use super::heard::{Heard, Sink};
 use super::scratch::Scratch;
 use super::services::Services;
-use super::task::RestoreError;
+use super::task::{Loaded, RestoreError};
+use super::timeline::Timeline;
 use super::toolbox::RunTools;
-use super::watch::{ModelWatch, Watch};
+use super::watch::Watch;
 use crate::agent::{Interrupt, Machine, ModelCall, Observation, Step, Transition, UnexpectedObservation};
 use crate::domain::{
-    Delta, FailureClass, ModelFailure, ModelRequest, ModelTurn, Part, Run, RunError, Timestamp, ToolCall, ToolOutcome,
+    FailureClass, ModelFailure, ModelRequest, ModelTurn, Part, Run, RunError, RunStatus, ToolCall, ToolOutcome,
 };
 use crate::event::LiveRun;
-use crate::provider::DeltaSink;
 use crate::provider::conversation::Conversation;
 use crate::provider::retry::Decision;
 use crate::tool::executor::{GroupCtx, execute};
@@ -26,45 +27,18 @@ use crate::tool::workspace::Workspace;
 
 /// A run in progress.
 pub(super) struct Driver {
-    pub(super) services: Arc<Services>,
-    pub(super) scratch: Arc<Scratch>,
-    pub(super) run: Run,
-    pub(super) machine: Machine,
-    pub(super) tools: RunTools,
-    pub(super) live: Arc<LiveRun>,
-    pub(super) control: Arc<Control>,
-    pub(super) deadline: Instant,
-    pub(super) timeline: Timeline,
+    services: Arc<Services>,
+    scratch: Arc<Scratch>,
+    run: Run,
+    machine: Machine,
+    tools: RunTools,
+    live: Arc<LiveRun>,
+    control: Arc<Control>,
+    deadline: Instant,
+    timeline: Timeline,
     /// What its provider keeps of it.
-    pub(super) conversation: Conversation,
-    pub(super) watch: Watch,
-}
-
-/// The times of one run in this process. The clock of the machine can step back; a run's times never do, and its
-/// duration is measured.
-pub(super) struct Timeline {
-    begun: Instant,
-    /// How long it had run before this process took it.
-    before: Duration,
-    newest: Timestamp,
-}
-
-impl Timeline {
-    /// Begins at `now` for a run that was started at `started_at`, perhaps by another process.
-    pub(super) fn new(now: Timestamp, started_at: Option<Timestamp>) -> Self {
-        let before = started_at.map_or(Duration::ZERO, |started_at| now.since(started_at));
-        Self { begun: Instant::now(), before, newest: started_at.map_or(now, |started_at| now.max(started_at)) }
-    }
-
-    /// The time to record when the clock says `now`.
-    fn at(&mut self, now: Timestamp) -> Timestamp {
-        self.newest = self.newest.max(now);
-        self.newest
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.before + self.begun.elapsed()
-    }
+    conversation: Conversation,
+    watch: Watch,
 }
 
 /// The run cannot be driven any further in this process.
@@ -79,6 +53,29 @@ pub(super) enum DriveError {
 }
 
 impl Driver {
+    /// Begins to drive a run that this process has: it is stored, and nobody else's. `control` is how it is told to end.
+    pub(super) fn begin(services: Arc<Services>, scratch: Arc<Scratch>, loaded: Loaded, control: Arc<Control>) -> Self {
+        let Loaded { run, machine, tools, live } = loaded;
+        let now = services.clock.now();
+        let left = match &run.status {
+            RunStatus::Running { deadline_at, .. } => deadline_at.since(now),
+            RunStatus::Queued | RunStatus::Finished { .. } => Duration::ZERO,
+        };
+        Self {
+            deadline: Instant::now() + left,
+            timeline: Timeline::of(&run, now),
+            conversation: Conversation::default(),
+            watch: Watch::begin(&services, &run, machine.spec()),
+            services,
+            scratch,
+            run,
+            machine,
+            tools,
+            live,
+            control,
+        }
+    }
+
     /// Drives the run to its end.
     pub(super) async fn drive(mut self) -> Result<Run, DriveError> {
         let mut workspace = None;
@@ -210,14 +207,17 @@ impl Driver {
         match decision {
             Decision::GiveUp => self.observe(Observation::ModelFailed { failure, duration_ms, partial }).await,
             Decision::Retry { delay } => {
-                self.watch.retry(provider, failure.class);
+                let class = failure.class;
                 let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
                 self.observe(Observation::ModelRetry { failure, partial, delay_ms }).await?;
                 let control = Arc::clone(&self.control);
                 tokio::select! {
                     biased;
                     cause = interrupted(&control, self.deadline) => self.interrupt(cause, Vec::new(), Vec::new()).await,
-                    () = sleep(delay) => Ok(()),
+                    () = sleep(delay) => {
+                        self.watch.retry(&self.machine.spec().model.provider, class);
+                        Ok(())
+                    }
                 }
             }
         }
@@ -297,8 +297,8 @@ impl Driver {
         self.commit(transition).await
     }
 
-    pub(super) async fn commit(&mut self, transition: Transition) -> Result<(), DriveError> {
-        let moment = Moment { now: self.timeline.at(self.services.clock.now()), ran_for: self.timeline.elapsed() };
+    async fn commit(&mut self, transition: Transition) -> Result<(), DriveError> {
+        let moment = self.timeline.moment(self.services.clock.now());
         let store = self.services.store.as_ref();
         commit(store, &self.live, &mut self.run, &self.machine, transition, moment).await?;
         // A wake-up can be lost; what is stored cannot.
@@ -361,43 +361,4 @@ enum Failed {
     ThisTime(ModelFailure),
     /// It would not.
     ForGood(ModelFailure),
-}
-
-/// What was said of a response so far, for a run that ends before it does.
-#[derive(Default)]
-struct Heard {
-    reasoning: String,
-    text: String,
-}
-
-impl Heard {
-    const fn is_empty(&self) -> bool {
-        self.reasoning.is_empty() && self.text.is_empty()
-    }
-
-    fn parts(self) -> Vec<Part> {
-        let reasoning = Some(self.reasoning).filter(|text| !text.is_empty());
-        let text = Some(self.text).filter(|text| !text.is_empty());
-        let reasoning = reasoning.map(|text| Part::Reasoning { text, token: None });
-        reasoning.into_iter().chain(text.map(|text| Part::Text { text })).collect()
-    }
-}
-
-struct Sink<'a, 'w> {
-    live: &'a LiveRun,
-    heard: &'a mut Heard,
-    watch: &'a mut ModelWatch<'w>,
-}
-
-impl DeltaSink for Sink<'_, '_> {
-    fn delta(&mut self, delta: Delta<'_>) {
-        self.watch.heard();
-        match delta {
-            Delta::Text(text) => self.heard.text.push_str(text),
-            Delta::Reasoning(text) => self.heard.reasoning.push_str(text),
-            // A call that is not finished never enters the transcript.
-            Delta::ToolCall { .. } => {}
-        }
-        self.live.delta(delta);
-    }
 }

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use tracing::Instrument as _;
 
-use super::commit::CommitError;
+use super::commit::{CommitError, commit};
 use super::control::Control;
 use super::driver::DriveError;
 use super::supervisor::Inner;
+use super::task::Loaded;
+use super::timeline::Timeline;
+use super::watch::Watch;
 use crate::agent::{Interrupt, Observation};
 use crate::domain::{RunError, RunId, TenantId};
 use crate::store::{ClaimedRun, StoreError};
-use crate::telemetry::run_span;
+use crate::telemetry::run_log_context;
 
 impl Inner {
     /// Ends every run that a former process left behind, and learns how many wait. Called once, before the first
@@ -29,7 +32,7 @@ impl Inner {
                 self.end_lost(claimed, error).await;
                 self.scratch.remove_left(id).await;
             };
-            settled.instrument(run_span(id)).await;
+            settled.instrument(run_log_context(id)).await;
         }
         // A process can die between the end of a run and the removal of its workspace.
         for id in self.scratch.left_over().await {
@@ -59,7 +62,7 @@ impl Inner {
     /// Ends a run that this process has claimed: as its caller wished when there was a wish, else with `error`.
     async fn end_lost(self: &Arc<Self>, claimed: ClaimedRun, error: RunError) {
         let (tenant, id) = (claimed.run.tenant.clone(), claimed.run.id);
-        let control = Arc::new(Control::default());
+        let control = Control::default();
         let cause = match claimed.run.cancel_requested_at {
             Some(at) => {
                 control.cancel(at);
@@ -83,16 +86,17 @@ impl Inner {
     }
 
     /// Ends a run in one commit, from what was loaded of it.
-    pub(super) async fn end(
-        self: &Arc<Self>,
-        loaded: ClaimedRun,
-        cause: Interrupt,
-        control: &Arc<Control>,
-    ) -> Result<(), DriveError> {
-        let mut driver = self.driver(loaded, control)?;
-        driver.run.cancel_requested_at = control.cancelled_at();
+    pub(super) async fn end(&self, loaded: ClaimedRun, cause: Interrupt, control: &Control) -> Result<(), DriveError> {
+        let Loaded { mut run, mut machine, tools, live } = self.restore(loaded)?;
+        let services = &self.services;
+        let now = services.clock.now();
+        let moment = Timeline::of(&run, now).moment(now);
+        run.cancel_requested_at = control.cancelled_at();
         let interrupt = Observation::Interrupt { cause, partial: Vec::new(), outcomes: Vec::new() };
-        let transition = driver.machine.observe(interrupt, &driver.tools)?;
-        driver.commit(transition).await
+        let transition = machine.observe(interrupt, &tools)?;
+        commit(services.store.as_ref(), &live, &mut run, &machine, transition, moment).await?;
+        // Not before: until it is committed, the run may be another task's.
+        Watch::begin(services, &run, machine.spec()).ended(&run, moment.ran_for);
+        Ok(())
     }
 }

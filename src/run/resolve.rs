@@ -5,7 +5,7 @@ use super::agent::{Agent, Agents};
 use crate::config::{CeilingConfig, RunConfig};
 use crate::domain::{
     AssistantMessage, ContextPolicy, FieldError, InputMessage, InputRole, Limits, Message, ModelRef, Part, RunInput,
-    RunRequest, RunSpec, TextOrParts, TextPart, ToolName, UserMessage,
+    RunRequest, RunSpec, TextOrParts, TextPart, ToolName, TraceContext, UserMessage,
 };
 use crate::provider::Catalog;
 use crate::tool::registry::Registry;
@@ -19,9 +19,10 @@ const MAX_METADATA: usize = 32;
 const MAX_METADATA_KEY: usize = 64;
 const MAX_METADATA_VALUE: usize = 512;
 
-/// Resolves a request. Every problem is reported, not only the first.
+/// Resolves a request that is a part of a trace, or of none. Every problem is reported, not only the first.
 pub(super) fn resolve(
     request: RunRequest,
+    trace: Option<TraceContext>,
     agents: &Agents,
     registry: &Registry,
     catalog: &Catalog,
@@ -73,7 +74,7 @@ pub(super) fn resolve(
             parallel_tools: request.parallel_tools,
             workspace,
             metadata: request.metadata,
-            trace: None,
+            trace,
         }),
         Some(_) | None => Err(errors),
     }

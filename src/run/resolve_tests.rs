@@ -45,7 +45,7 @@ fn world(directory: &std::path::Path) -> World {
 impl World {
     fn resolve(&self, request: Value) -> Result<RunSpec, Vec<FieldError>> {
         let World { agents, registry, catalog, config } = self;
-        resolve(read(request), agents, registry, catalog, &config.run, &config.limits)
+        resolve(read(request), None, agents, registry, catalog, &config.run, &config.limits)
     }
 
     /// The paths of what is wrong.

@@ -15,13 +15,14 @@ use super::queue::{Place, Queue, Slot};
 use super::resolve::resolve;
 use super::scratch::Scratch;
 use super::services::Services;
+use super::task::Loaded;
 use crate::agent::{Interrupt, Observation};
 use crate::domain::{
     EventBody, FieldError, Run, RunId, RunRequest, RunSpec, RunStatus, TenantId, Timestamp, TraceContext, Usage,
 };
 use crate::store::{ClaimedRun, NewRun, StoreError};
 use crate::telemetry::metric::RunCounts;
-use crate::telemetry::run_span;
+use crate::telemetry::run_log_context;
 
 /// What a caller is told to wait when all places are taken.
 const OVERLOAD_RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -44,6 +45,22 @@ pub(super) struct Inner {
     pub(super) stopping: CancellationToken,
     /// Nothing any more.
     pub(super) halted: CancellationToken,
+}
+
+/// Who asks for a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Whose run it is.
+    pub tenant: TenantId,
+    /// The place in a trace that the run is a part of.
+    pub trace: Option<TraceContext>,
+}
+
+impl Caller {
+    /// A caller whose requests are no part of a trace.
+    pub const fn untraced(tenant: TenantId) -> Self {
+        Self { tenant, trace: None }
+    }
 }
 
 /// Why a run was not accepted. Nothing was stored.
@@ -108,25 +125,15 @@ impl Supervisor {
     }
 
     /// Accepts a run: once this returns it is stored, and at work or in the queue.
-    pub async fn create(&self, tenant: &TenantId, request: RunRequest) -> Result<Run, CreateError> {
-        self.create_traced(tenant, request, None).await
-    }
-
-    /// The same for a caller whose trace the run is a part of.
-    pub async fn create_traced(
-        &self,
-        tenant: &TenantId,
-        request: RunRequest,
-        trace: Option<TraceContext>,
-    ) -> Result<Run, CreateError> {
+    pub async fn create(&self, caller: Caller, request: RunRequest) -> Result<Run, CreateError> {
+        let Caller { tenant, trace } = caller;
         self.has_room()?;
         let inner = &self.inner;
         let Services { agents, registry, catalog, run, ceilings, .. } = &*inner.services;
-        let spec = resolve(request, agents, registry, catalog, run, ceilings).map_err(CreateError::Invalid)?;
-        let spec = RunSpec { trace, ..spec };
+        let spec = resolve(request, trace, agents, registry, catalog, run, ceilings).map_err(CreateError::Invalid)?;
         let place = inner.queue.enter().ok_or(CreateError::overloaded())?;
         // A caller that goes away does not take the acceptance with it.
-        let accepted = inner.tasks.spawn(Arc::clone(inner).accept(tenant.clone(), spec, place));
+        let accepted = inner.tasks.spawn(Arc::clone(inner).accept(tenant, spec, place));
         accepted.await.unwrap_or_else(|error| Err(CreateError::internal(format!("accepting the run failed: {error}"))))
     }
 
@@ -220,22 +227,24 @@ impl Inner {
         // Registered first, so that a cancel finds it as soon as it is stored.
         let registration = self.active.register(run.id);
         let claimed = ClaimedRun { run, spec: spec.clone(), state: None, transcript: Vec::new() };
-        let mut driver = self.driver(claimed, registration.control()).map_err(CreateError::internal)?;
+        let Loaded { mut run, mut machine, tools, live } = self.restore(claimed).map_err(CreateError::internal)?;
         let mut events = vec![EventBody::RunQueued {}];
-        let started = driver.machine.observe(Observation::Start, &driver.tools).map_err(CreateError::internal)?;
+        let started = machine.observe(Observation::Start, &tools).map_err(CreateError::internal)?;
         events.extend(started.events);
-        apply(&mut driver.run, &driver.machine, now);
+        apply(&mut run, &machine, now);
         let new = NewRun {
-            run: driver.run.clone(),
+            run: run.clone(),
             spec,
-            state: Some(serde_json::to_string(driver.machine.state()).map_err(CreateError::internal)?),
-            events: encode(&events, &driver.run, Moment::first(now)).map_err(CreateError::internal)?,
+            state: Some(serde_json::to_string(machine.state()).map_err(CreateError::internal)?),
+            events: encode(&events, &run, Moment::first(now)).map_err(CreateError::internal)?,
         };
         let stored = self.services.store.create_run(new).await?;
-        publish(&driver.live, &stored, &mut driver.run, &driver.machine);
-        let run = driver.run.clone();
-        self.spawn(registration, Some(slot), run.tenant.clone(), async move { Ok(driver) });
-        Ok(run)
+        publish(&live, &stored, &mut run, &machine);
+        let accepted = run.clone();
+        let (inner, control) = (Arc::clone(self), Arc::clone(registration.control()));
+        let loaded = Loaded { run, machine, tools, live };
+        self.spawn(registration, Some(slot), accepted.tenant.clone(), async move { Ok(inner.drive(loaded, &control)) });
+        Ok(accepted)
     }
 
     async fn cancel(self: Arc<Self>, tenant: TenantId, id: RunId) -> Result<Option<Run>, StoreError> {
@@ -278,7 +287,7 @@ impl Inner {
         }
         let control = Arc::new(Control::default());
         control.cancel(at);
-        let ended = self.end(loaded, Interrupt::Cancel, &control).instrument(run_span(id)).await;
+        let ended = self.end(loaded, Interrupt::Cancel, &control).instrument(run_log_context(id)).await;
         match ended {
             Ok(()) => {
                 self.queue.left(1);

@@ -6,22 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 use tracing::Instrument;
 
 use super::commit::CommitError;
 use super::control::{Control, Registration};
-use super::driver::{DriveError, Driver, Timeline};
+use super::driver::{DriveError, Driver};
 use super::queue::Slot;
 use super::supervisor::Inner;
 use super::toolbox::RunTools;
-use super::watch::Watch;
 use crate::agent::{AgentState, IllFormed, Machine, estimate_head};
 use crate::domain::text::panic_text;
-use crate::domain::{Run, RunError, RunId, RunStatus, TenantId};
-use crate::provider::conversation::Conversation;
+use crate::domain::{Run, RunError, RunId, TenantId};
+use crate::event::LiveRun;
 use crate::store::{ClaimedRun, StoreError};
-use crate::telemetry::run_span;
+use crate::telemetry::run_log_context;
 
 /// How many queued runs are claimed in one go.
 const CLAIM_BATCH: usize = 64;
@@ -35,6 +34,14 @@ pub(super) enum RestoreError {
     State(#[from] serde_json::Error),
     #[error("the transcript is ill-formed: {0}")]
     Transcript(#[from] IllFormed),
+}
+
+/// A run with its machine, before anything happens to it.
+pub(super) struct Loaded {
+    pub(super) run: Run,
+    pub(super) machine: Machine,
+    pub(super) tools: RunTools,
+    pub(super) live: Arc<LiveRun>,
 }
 
 impl Inner {
@@ -90,17 +97,12 @@ impl Inner {
         }
         let (inner, control) = (Arc::clone(self), Arc::clone(registration.control()));
         let tenant = claimed.run.tenant.clone();
-        self.spawn(registration, Some(slot), tenant, async move { inner.driver(claimed, &control) });
+        self.spawn(registration, Some(slot), tenant, async move { Ok(inner.drive(inner.restore(claimed)?, &control)) });
     }
 
-    /// Builds the driver of a run. `control` is how the run is told to end.
-    pub(super) fn driver(
-        self: &Arc<Self>,
-        claimed: ClaimedRun,
-        control: &Arc<Control>,
-    ) -> Result<Driver, RestoreError> {
+    /// Brings the machine of a run to where it stood.
+    pub(super) fn restore(&self, claimed: ClaimedRun) -> Result<Loaded, RestoreError> {
         let ClaimedRun { run, spec, state, transcript } = claimed;
-        let watch = Watch::begin(&self.services, &run, &spec);
         let tools = RunTools::new(Arc::clone(&self.services.registry), spec.tools.clone());
         let head_tokens = estimate_head(spec.instructions.as_deref(), tools.specs());
         let machine = match state {
@@ -110,24 +112,13 @@ impl Inner {
                 Machine::restore(spec, head_tokens, state, transcript, &tools)?
             }
         };
-        let now = self.services.clock.now();
-        let (started_at, left) = match &run.status {
-            RunStatus::Running { started_at, deadline_at } => (Some(*started_at), deadline_at.since(now)),
-            RunStatus::Queued | RunStatus::Finished { .. } => (None, Duration::ZERO),
-        };
-        Ok(Driver {
-            live: self.services.bus.live(run.id),
-            services: Arc::clone(&self.services),
-            scratch: Arc::clone(&self.scratch),
-            run,
-            machine,
-            tools,
-            control: Arc::clone(control),
-            deadline: Instant::now() + left,
-            timeline: Timeline::new(now, started_at),
-            conversation: Conversation::default(),
-            watch,
-        })
+        let live = self.services.bus.live(run.id);
+        Ok(Loaded { run, machine, tools, live })
+    }
+
+    /// Begins to drive a run. `control` is how it is told to end.
+    pub(super) fn drive(&self, loaded: Loaded, control: &Arc<Control>) -> Driver {
+        Driver::begin(Arc::clone(&self.services), Arc::clone(&self.scratch), loaded, Arc::clone(control))
     }
 
     /// Starts the task of a run, in which its driver is built and driven.
@@ -152,7 +143,7 @@ impl Inner {
             drop(registration);
             drop(slot);
         };
-        self.tasks.spawn(task.instrument(run_span(id)));
+        self.tasks.spawn(task.instrument(run_log_context(id)));
     }
 
     /// Sees a run off whose task is over.

@@ -9,7 +9,7 @@ use super::services::Services;
 use crate::domain::{FailureClass, ModelRequest, ModelTurn, Run, RunSpec, RunStatus, ToolOutcome, TraceContext};
 use crate::provider::Endpoint;
 use crate::telemetry::metric::{ModelLabels, ModelOutcome};
-use crate::telemetry::trace::{AgentSpan, Asked, ChatSpan, ToolSpan};
+use crate::telemetry::trace::{AgentSpan, ChatSpan, ChatTarget, ToolSpan};
 use crate::telemetry::{Capture, Metrics};
 use crate::tool::Tool;
 use crate::tool::executor::ReadyCall;
@@ -47,9 +47,9 @@ impl Watch {
     ) -> ModelWatch<'a> {
         let provider = spec.model.provider.as_str();
         let address = endpoint.address.as_ref().map(|(host, port)| (host.as_str(), *port));
-        let asked = Asked { provider, kind: endpoint.kind, address };
+        let target = ChatTarget { provider, kind: endpoint.kind, address };
         ModelWatch {
-            span: Some(ChatSpan::begin(&self.span, request, asked, self.capture)),
+            span: Some(ChatSpan::begin(&self.span, request, target, self.capture)),
             begun: Instant::now(),
             heard: false,
             labels: ModelLabels { provider, model: &spec.model.model },
@@ -57,7 +57,7 @@ impl Watch {
         }
     }
 
-    /// A failed attempt is followed by another.
+    /// A failed attempt is followed by another, which begins now.
     pub(super) fn retry(&self, provider: &str, class: FailureClass) {
         self.metrics.retry(provider, class);
     }

@@ -7,34 +7,28 @@ use serde_json::{Map, Value, json};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use super::trace::finish_name;
+use super::names::{
+    GEN_AI_INPUT_MESSAGES, GEN_AI_OUTPUT_MESSAGES, GEN_AI_SYSTEM_INSTRUCTIONS, GEN_AI_TOOL_CALL_ARGUMENTS,
+    GEN_AI_TOOL_CALL_RESULT, GEN_AI_TOOL_DEFINITIONS,
+};
 use crate::domain::{Arguments, FinishReason, Message, ModelRequest, ModelTurn, Part, RunSpec, ToolCall, ToolOutcome};
 
-/// What the model is told.
-const INPUT: &str = "gen_ai.input.messages";
-/// What it says.
-const OUTPUT: &str = "gen_ai.output.messages";
-/// The system prompt.
-const INSTRUCTIONS: &str = "gen_ai.system_instructions";
-/// The tools it is offered.
-const TOOLS: &str = "gen_ai.tool.definitions";
-/// The arguments of a call.
-const ARGUMENTS: &str = "gen_ai.tool.call.arguments";
-/// Its result.
-const RESULT: &str = "gen_ai.tool.call.result";
-
 pub(super) fn of_agent(span: &Span, spec: &RunSpec) {
-    set(span, INPUT, &messages(spec.input.iter()));
+    set(span, GEN_AI_INPUT_MESSAGES, &messages(spec.input.iter()));
     instructions(span, spec.instructions.as_deref());
 }
 
 pub(super) fn of_answer(span: &Span, answer: &str, reason: FinishReason) {
     let parts = json!([{"type": "text", "content": answer}]);
-    set(span, OUTPUT, &json!([{"role": "assistant", "parts": parts, "finish_reason": finish_name(reason)}]));
+    set(
+        span,
+        GEN_AI_OUTPUT_MESSAGES,
+        &json!([{"role": "assistant", "parts": parts, "finish_reason": reason.as_str()}]),
+    );
 }
 
 pub(super) fn of_request(span: &Span, request: &ModelRequest) {
-    set(span, INPUT, &messages(request.messages.iter().map(AsRef::as_ref)));
+    set(span, GEN_AI_INPUT_MESSAGES, &messages(request.messages.iter().map(AsRef::as_ref)));
     instructions(span, request.instructions.as_deref());
     let tools: Vec<Value> = request
         .tools
@@ -44,26 +38,30 @@ pub(super) fn of_request(span: &Span, request: &ModelRequest) {
         })
         .collect();
     if !tools.is_empty() {
-        set(span, TOOLS, &Value::Array(tools));
+        set(span, GEN_AI_TOOL_DEFINITIONS, &Value::Array(tools));
     }
 }
 
 pub(super) fn of_turn(span: &Span, turn: &ModelTurn) {
     let parts = said(&turn.content, &turn.tool_calls);
-    set(span, OUTPUT, &json!([{"role": "assistant", "parts": parts, "finish_reason": finish_name(turn.finish)}]));
+    set(
+        span,
+        GEN_AI_OUTPUT_MESSAGES,
+        &json!([{"role": "assistant", "parts": parts, "finish_reason": turn.finish.as_str()}]),
+    );
 }
 
 pub(super) fn of_call(span: &Span, arguments: &Map<String, Value>) {
-    set(span, ARGUMENTS, &Value::Object(arguments.clone()));
+    set(span, GEN_AI_TOOL_CALL_ARGUMENTS, &Value::Object(arguments.clone()));
 }
 
 pub(super) fn of_outcome(span: &Span, outcome: &ToolOutcome) {
-    set(span, RESULT, &Value::String(outcome.content.clone()));
+    set(span, GEN_AI_TOOL_CALL_RESULT, &Value::String(outcome.content.clone()));
 }
 
 fn instructions(span: &Span, text: Option<&str>) {
     if let Some(text) = text {
-        set(span, INSTRUCTIONS, &json!([{"type": "text", "content": text}]));
+        set(span, GEN_AI_SYSTEM_INSTRUCTIONS, &json!([{"type": "text", "content": text}]));
     }
 }
 

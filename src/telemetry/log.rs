@@ -5,6 +5,7 @@
 
 use std::io::{self, Write};
 
+use serde_json::{Map, Value};
 use tracing::{Metadata, Span, Subscriber};
 use tracing_subscriber::filter::{FilterExt as _, LevelFilter, ParseError, filter_fn};
 use tracing_subscriber::fmt::format::{JsonFields, Writer};
@@ -33,7 +34,7 @@ pub const FIELDS: [(&str, &str); 33] = [
     ("host", "the host of a provider"),
     ("limit_bytes", "the bound that was passed, in bytes"),
     ("limit_ms", "the time that was allowed, in milliseconds"),
-    ("lost", "how many spans no collector has"),
+    ("lost", "how many spans no collector has, or values of metrics it rejected"),
     ("method", "the method of an HTTP request"),
     ("otel.kind", "the kind of a span that is exported"),
     ("otel.name", "the name of a span that is exported"),
@@ -60,12 +61,12 @@ pub const FIELDS: [(&str, &str); 33] = [
 const CONTEXT: &str = "hames::context";
 
 /// The span of a run at work: every record inside it has the field `run_id`.
-pub fn run_span(id: RunId) -> Span {
+pub fn run_log_context(id: RunId) -> Span {
     tracing::error_span!(target: CONTEXT, parent: None, "run", run_id = %id)
 }
 
 /// The span of an HTTP request: every record inside it has these fields.
-pub fn request_span(method: &str, route: &str, request_id: &str) -> Span {
+pub fn request_log_context(method: &str, route: &str, request_id: &str) -> Span {
     tracing::error_span!(target: CONTEXT, "http_request", method, route, request_id)
 }
 
@@ -105,14 +106,23 @@ where
         write!(writer, "{{\"timestamp\":\"")?;
         SystemTime.format_time(&mut writer)?;
         write!(writer, "\",\"level\":\"{}\",\"target\":\"{}\"", own.level(), own.target())?;
-        for span in ctx.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
-            // A field of the record is nearer to what happened than one of the same name around it.
-            if span.fields().iter().any(|field| own.fields().field(field.name()).is_some()) {
-                continue;
-            }
+        let spans: Vec<_> = ctx.event_scope().into_iter().flat_map(|scope| scope.from_root()).collect();
+        for (depth, span) in spans.iter().enumerate() {
+            // A field of the record is nearer to what happened than one of the same name around it; so is one of a span
+            // further inside.
+            let is_said_nearer = |name: &str| {
+                own.fields().field(name).is_some()
+                    || spans.iter().skip(depth + 1).any(|inner| inner.fields().field(name).is_some())
+            };
             let extensions = span.extensions();
             let fields = extensions.get::<FormattedFields<JsonFields>>().map_or("", |fields| fields.fields.as_str());
-            members(&mut writer, fields)?;
+            if span.fields().iter().any(|field| is_said_nearer(field.name())) {
+                let mut fields: Map<String, Value> = serde_json::from_str(fields).unwrap_or_default();
+                fields.retain(|name, _| !is_said_nearer(name));
+                members(&mut writer, &Value::Object(fields).to_string())?;
+            } else {
+                members(&mut writer, fields)?;
+            }
         }
         let mut fields = String::new();
         ctx.format_fields(Writer::new(&mut fields), event)?;
@@ -238,18 +248,22 @@ mod tests {
 
     fn inside() {
         let id = RunId::new(uuid::Uuid::nil());
-        run_span(id).in_scope(|| {
+        run_log_context(id).in_scope(|| {
             tracing::warn!(error = "e", "one");
             tracing::error!(run_id = "another", "two");
             tracing::info!("three");
         });
-        request_span("GET", "/runs", "r1").in_scope(|| tracing::error!(status = 500, "four"));
+        request_log_context("GET", "/runs", "r1").in_scope(|| {
+            tracing::error!(status = 500, "four");
+            tracing::error!(route = "another", "five");
+            request_log_context("PUT", "/other", "r2").in_scope(|| tracing::error!("six"));
+        });
     }
 
     #[test]
     fn records_inside_a_run_name_it_at_any_level() {
         let id = RunId::new(uuid::Uuid::nil()).to_string();
-        for (level, count) in [("info", 4), ("error", 2), ("off,hames=warn", 3), ("off,hames::telemetry=info", 4)] {
+        for (level, count) in [("info", 6), ("error", 4), ("off,hames=warn", 5), ("off,hames::telemetry=info", 6)] {
             let text = logged(level, LogFormat::Json, inside);
             let records: Vec<serde_json::Value> =
                 text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -260,15 +274,19 @@ mod tests {
                     assert_eq!(record["run_id"], expected, "{level}: {record}");
                 }
             }
-            let four = of("four").unwrap();
-            assert_eq!(
-                (&four["method"], &four["route"], &four["request_id"]),
-                (&"GET".into(), &"/runs".into(), &"r1".into())
-            );
-            let keys: Vec<_> = text.lines().map(|line| line.matches("\"run_id\":").count()).collect();
-            assert!(keys.iter().all(|count| *count <= 1), "{text}");
+            for (message, method, route, request_id) in
+                [("four", "GET", "/runs", "r1"), ("five", "GET", "another", "r1"), ("six", "PUT", "/other", "r2")]
+            {
+                let record = of(message).unwrap();
+                let found = (&record["method"], &record["route"], &record["request_id"]);
+                assert_eq!(found, (&method.into(), &route.into(), &request_id.into()), "{level}: {record}");
+            }
+            for name in ["run_id", "method", "route", "request_id"] {
+                let key = format!("\"{name}\":");
+                assert!(text.lines().all(|line| line.matches(&key).count() <= 1), "{text}");
+            }
             let text = logged(level, LogFormat::Text, inside);
-            assert!(text.lines().filter(|line| line.contains(&id)).count() >= count - 2, "{text}");
+            assert!(text.lines().filter(|line| line.contains(&id)).count() >= count - 4, "{text}");
         }
         assert_eq!(logged("off", LogFormat::Json, inside), "");
     }

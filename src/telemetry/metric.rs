@@ -17,14 +17,13 @@ use opentelemetry_sdk::metrics::reader::MetricReader;
 use opentelemetry_sdk::metrics::{InstrumentKind, ManualReader, Pipeline, SdkMeterProvider, Temporality};
 use prometheus::TextEncoder;
 
-use super::export::Losses;
+use super::queue::DroppedSpans;
 use super::table::{
     AGENT, BUILD, CLASS, COMMIT_DURATION, COMMIT_WRITES, EXPORT_LOST, FIRST_TOKEN, HTTP_DURATION, HTTP_REQUESTS, KIND,
     METHOD, MODEL, MODEL_DURATION, OUTCOME, PROVIDER, REASON, RETRIES, ROUTE, RUN_DURATION, RUNS_ACTIVE, RUNS_ENDED,
     RUNS_QUEUED, SSE_READERS, STATUS, STEP_DURATION, TOKENS, TOOL, TOOL_DURATION, VERSION,
 };
 pub use super::table::{Bounds, Kind, METRICS, Metric, Unit};
-use super::trace::outcome_name;
 use super::{SCOPE, TelemetryError, process};
 use crate::domain::{FailureClass, OutcomeKind, RunStatusName, TokenUsage};
 
@@ -46,7 +45,7 @@ impl Metric {
     }
 
     /// A gauge whose value is asked for when somebody reads; `None` leaves it out.
-    fn observed(&self, meter: &Meter, value: impl Fn() -> Option<u64> + Send + Sync + 'static) {
+    pub(super) fn observed(&self, meter: &Meter, value: impl Fn() -> Option<u64> + Send + Sync + 'static) {
         meter
             .u64_observable_gauge(self.name)
             .with_unit(self.unit())
@@ -80,7 +79,7 @@ struct Inner {
     /// That of the exporter; every reader costs as much again with each value that is recorded.
     reader: Option<PushReader>,
     meter: Meter,
-    losses: Arc<Losses>,
+    dropped: Arc<DroppedSpans>,
     runs_ended: Counter<u64>,
     run_duration: Histogram<f64>,
     step_duration: Histogram<f64>,
@@ -112,14 +111,14 @@ impl Metrics {
         }
         let provider = builder.build();
         let meter = provider.meter(SCOPE);
-        let losses: Arc<Losses> = Arc::default();
-        let counted = Arc::clone(&losses);
+        let dropped: Arc<DroppedSpans> = Arc::default();
+        let counted = Arc::clone(&dropped);
         meter
             .u64_observable_counter(EXPORT_LOST.name)
             .with_description(EXPORT_LOST.help)
             .with_callback(move |observer| {
                 for (reason, count) in counted.counts() {
-                    observer.observe(count, &[KeyValue::new(REASON, reason)]);
+                    observer.observe(count, &[KeyValue::new(REASON, reason.as_str())]);
                 }
             })
             .build();
@@ -134,7 +133,7 @@ impl Metrics {
         Ok(Self(Arc::new(Inner {
             registry,
             reader,
-            losses,
+            dropped,
             runs_ended: RUNS_ENDED.counter(&meter),
             run_duration: RUN_DURATION.histogram(&meter),
             step_duration: STEP_DURATION.histogram(&meter),
@@ -168,8 +167,8 @@ impl Metrics {
     }
 
     /// Counts what is lost on the way to a collector.
-    pub(super) fn losses(&self) -> Arc<Losses> {
-        Arc::clone(&self.0.losses)
+    pub(super) fn dropped_spans(&self) -> Arc<DroppedSpans> {
+        Arc::clone(&self.0.dropped)
     }
 
     /// From here on `counts` is asked how many runs there are; it says `None` once nobody knows any more.
@@ -196,7 +195,7 @@ impl Metrics {
 
     /// A call of a configured tool ended.
     pub fn tool_call(&self, tool: &str, outcome: OutcomeKind, took: Duration) {
-        let labels = [KeyValue::new(TOOL, tool.to_owned()), KeyValue::new(OUTCOME, outcome_name(outcome))];
+        let labels = [KeyValue::new(TOOL, tool.to_owned()), KeyValue::new(OUTCOME, outcome.as_str())];
         self.0.tool_duration.record(took.as_secs_f64(), &labels);
     }
 

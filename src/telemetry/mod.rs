@@ -3,7 +3,8 @@
 //! - `log`: records of `tracing` on standard error, as text or as JSON, each with the id of the run it belongs to.
 //! - [`trace`]: the spans of runs, model calls, tool calls and requests, by the conventions of OpenTelemetry.
 //! - [`metric`]: the instruments, one for each row of a table; read by `GET /metrics` and by the collector.
-//! - `export`: sends spans and metrics to a collector over OTLP, when one is configured.
+//! - `export`: sends spans and metrics to a collector over OTLP, when one is configured; `queue` holds spans until then,
+//!   `send` is the protocol.
 //!
 //! Nothing here waits for a collector: a span that finds no room is counted and dropped. Nothing is global but the
 //! subscriber of `tracing`, which [`Telemetry::start`] installs for the program; metrics are handed to whoever records
@@ -13,7 +14,10 @@ mod content;
 mod export;
 mod log;
 pub mod metric;
+mod names;
 mod process;
+mod queue;
+mod send;
 mod table;
 pub mod trace;
 
@@ -33,8 +37,9 @@ use tracing_subscriber::{Layer as _, Registry};
 use crate::config::{LogConfig, TelemetryConfig};
 use crate::domain::text::panic_text;
 use export::Exporter;
+use names::{SCHEMA_URL, SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION};
 
-pub use log::{FIELDS, request_span, run_span};
+pub use log::{FIELDS, request_log_context, run_log_context};
 pub use metric::Metrics;
 pub use trace::Capture;
 
@@ -82,9 +87,9 @@ impl Telemetry {
     pub fn new(config: &TelemetryConfig, instance: &str) -> Result<Self, TelemetryError> {
         let resource = Resource::builder_empty()
             .with_attributes([
-                KeyValue::new(trace::SERVICE_NAME, config.service_name.clone()),
-                KeyValue::new(trace::SERVICE_VERSION, env!("CARGO_PKG_VERSION")),
-                KeyValue::new(trace::SERVICE_INSTANCE, instance.to_owned()),
+                KeyValue::new(SERVICE_NAME, config.service_name.clone()),
+                KeyValue::new(SERVICE_VERSION, env!("CARGO_PKG_VERSION")),
+                KeyValue::new(SERVICE_INSTANCE_ID, instance.to_owned()),
             ])
             .build();
         let metrics = Metrics::new(resource.clone(), config.otlp_endpoint.is_some())?;
@@ -102,7 +107,7 @@ impl Telemetry {
             .build();
         let scope = InstrumentationScope::builder(SCOPE)
             .with_version(env!("CARGO_PKG_VERSION"))
-            .with_schema_url(trace::SCHEMA_URL)
+            .with_schema_url(SCHEMA_URL)
             .build();
         // The tracer holds its provider.
         Ok(Self { metrics, tracer: Some(provider.tracer_with_scope(scope)), exporter: Some(exporter) })
@@ -149,10 +154,10 @@ impl Telemetry {
         Ok(Registry::default().with(log::layer(config, out)?).with(spans))
     }
 
-    /// Sends what is left, for [`FLUSH`] at most; what a collector has not taken by then is lost, and said.
-    pub async fn shutdown(self) {
+    /// Sends what is left, for `most` at most; what a collector has not taken by then is lost, and said.
+    pub async fn shutdown(self, most: Duration) {
         if let Some(exporter) = self.exporter {
-            exporter.shutdown(FLUSH).await;
+            exporter.shutdown(most).await;
         }
     }
 }

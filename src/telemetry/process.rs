@@ -1,6 +1,6 @@
 //! The process itself, under the names that Prometheus clients give: read from `/proc` when somebody asks.
 //!
-//! A value that cannot be read is left out.
+//! A value that cannot be read is left out. Three files and a system call are not worth a dependency.
 
 use std::fs;
 use std::time::Duration;
@@ -68,22 +68,9 @@ pub(super) fn observe(meter: &Meter) {
             }
         })
         .build();
-    gauge(meter, &MEMORY, || Stat::read().map(|stat| stat.resident_bytes));
-    gauge(meter, &FILES, open_files);
-    gauge(meter, &MAX_FILES, max_files);
-}
-
-fn gauge(meter: &Meter, metric: &Metric, read: fn() -> Option<u64>) {
-    meter
-        .u64_observable_gauge(metric.name)
-        .with_unit(metric.unit())
-        .with_description(metric.help)
-        .with_callback(move |observer| {
-            if let Some(value) = read() {
-                observer.observe(value, &[]);
-            }
-        })
-        .build();
+    MEMORY.observed(meter, || Stat::read().map(|stat| stat.resident_bytes));
+    FILES.observed(meter, open_files);
+    MAX_FILES.observed(meter, max_files);
 }
 
 /// What `/proc/self/stat` says (proc_pid_stat(5)).

@@ -74,7 +74,7 @@ pub(super) const RUNS_ENDED: Metric = Metric {
     kind: Kind::Counter,
     unit: Unit::Count,
     labels: &[AGENT, STATUS],
-    help: "Runs that ended, by their terminal status.",
+    help: "Runs that ended, by their terminal status; not those whose stored state could not be read.",
 };
 pub(super) const RUN_DURATION: Metric = Metric {
     name: "hames.run.duration",
@@ -179,7 +179,7 @@ pub(super) const EXPORT_LOST: Metric = Metric {
     kind: Kind::Counter,
     unit: Unit::Count,
     labels: &[REASON],
-    help: "Spans that no collector has: the queue was full, or an export failed.",
+    help: "Spans that no collector has: the queue was full, an export failed, or the collector rejected them.",
 };
 pub(super) const BUILD: Metric = Metric {
     name: "hames.build.info",

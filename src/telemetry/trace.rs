@@ -13,90 +13,41 @@ use tracing::{Metadata, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use super::content;
+use super::names::{
+    ERROR_TYPE, GEN_AI_AGENT_NAME, GEN_AI_OPERATION_NAME, GEN_AI_PROVIDER_NAME, GEN_AI_REQUEST_MAX_TOKENS,
+    GEN_AI_REQUEST_MODEL, GEN_AI_REQUEST_STREAM, GEN_AI_RESPONSE_FINISH_REASONS, GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK,
+    GEN_AI_TOOL_CALL_ID, GEN_AI_TOOL_NAME, GEN_AI_TOOL_TYPE, GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS,
+    GEN_AI_USAGE_INPUT_TOKENS, GEN_AI_USAGE_OUTPUT_TOKENS, GEN_AI_USAGE_REASONING_OUTPUT_TOKENS, HTTP_REQUEST_METHOD,
+    HTTP_RESPONSE_STATUS_CODE, HTTP_ROUTE, SERVER_ADDRESS, SERVER_PORT, URL_PATH, URL_SCHEME,
+};
 use crate::config::ProviderKind;
 use crate::domain::{
-    End, FailureClass, FinishReason, ModelRequest, ModelTurn, OutcomeKind, Run, RunId, RunSpec, RunStatus,
-    RunStatusName, ToolOutcome, ToolSpec, TraceContext,
+    End, FailureClass, FinishReason, ModelRequest, ModelTurn, Run, RunId, RunSpec, RunStatus, RunStatusName,
+    ToolOutcome, ToolSpec, TraceContext,
 };
-
-/// The conventions that names and attributes follow.
-pub const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.41.0";
 
 /// The target of spans that are exported.
 const EXPORTED: &str = "hames::exported";
 
-/// Resource: the service.
-pub const SERVICE_NAME: &str = "service.name";
-/// Resource: its version.
-pub const SERVICE_VERSION: &str = "service.version";
-/// Resource: this process among those of the service.
-pub const SERVICE_INSTANCE: &str = "service.instance.id";
-
 /// `gen_ai.operation.name` and the first word of the name of the span of a run.
-pub const INVOKE_AGENT: &str = "invoke_agent";
+const INVOKE_AGENT: &str = "invoke_agent";
 /// The same for one attempt at a model call.
-pub const CHAT: &str = "chat";
+const CHAT: &str = "chat";
 /// The same for a tool call.
-pub const EXECUTE_TOOL: &str = "execute_tool";
+const EXECUTE_TOOL: &str = "execute_tool";
 
-/// What is done.
-pub const OPERATION: &str = "gen_ai.operation.name";
-/// Whose conventions the model's server follows.
-pub const PROVIDER: &str = "gen_ai.provider.name";
-/// The model that is asked for.
-pub const REQUEST_MODEL: &str = "gen_ai.request.model";
-/// Most tokens of the answer.
-pub const REQUEST_MAX_TOKENS: &str = "gen_ai.request.max_tokens";
-/// Whether the answer is streamed: always.
-pub const REQUEST_STREAM: &str = "gen_ai.request.stream";
-/// Why the model stopped.
-pub const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
-/// Time to the first piece of the answer, in seconds.
-pub const TIME_TO_FIRST_CHUNK: &str = "gen_ai.response.time_to_first_chunk";
-/// Tokens of the request.
-pub const INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
-/// Tokens of the answer.
-pub const OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
-/// Those of the request that the provider had at hand.
-pub const CACHED_INPUT_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
-/// Those of the answer that were reasoning.
-pub const REASONING_TOKENS: &str = "gen_ai.usage.reasoning.output_tokens";
-/// The agent.
-pub const AGENT: &str = "gen_ai.agent.name";
-/// The tool.
-pub const TOOL: &str = "gen_ai.tool.name";
-/// The kind of a tool: always `function`.
-pub const TOOL_TYPE: &str = "gen_ai.tool.type";
-/// The call.
-pub const TOOL_CALL: &str = "gen_ai.tool.call.id";
-/// The class of the error that ended it.
-pub const ERROR_TYPE: &str = "error.type";
-/// The host that is asked.
-pub const SERVER_ADDRESS: &str = "server.address";
-/// Its port.
-pub const SERVER_PORT: &str = "server.port";
-/// The method of a request.
-pub const HTTP_METHOD: &str = "http.request.method";
-/// The route of a request.
-pub const HTTP_ROUTE: &str = "http.route";
-/// The status of an answer.
-pub const HTTP_STATUS: &str = "http.response.status_code";
-/// The path of a request that has a route; other paths are only the caller's text.
-pub const URL_PATH: &str = "url.path";
-/// The scheme of a request.
-pub const URL_SCHEME: &str = "url.scheme";
 /// The run.
-pub const RUN: &str = "hames.run.id";
+const RUN: &str = "hames.run.id";
 /// How it ended.
-pub const RUN_STATUS: &str = "hames.run.status";
+const RUN_STATUS: &str = "hames.run.status";
 /// The name of the configured provider.
-pub const CONFIGURED_PROVIDER: &str = "hames.provider";
+const CONFIGURED_PROVIDER: &str = "hames.provider";
 /// Which response of the run, from 1.
-pub const STEP: &str = "hames.step";
+const STEP: &str = "hames.step";
 /// Which attempt at it, from 1.
-pub const ATTEMPT: &str = "hames.attempt";
+const ATTEMPT: &str = "hames.attempt";
 /// How a tool call ended.
-pub const TOOL_OUTCOME: &str = "hames.tool.outcome";
+const TOOL_OUTCOME: &str = "hames.tool.outcome";
 
 /// An error whose class is not known.
 const OTHER: &str = "_OTHER";
@@ -142,10 +93,10 @@ impl AgentSpan {
             otel.name = %Name(INVOKE_AGENT, agent), otel.kind = "internal");
         if !span.is_disabled() {
             set_caller(&span, spec.trace.as_ref());
-            span.set_attribute(OPERATION, INVOKE_AGENT);
-            span.set_attribute(AGENT, agent.clone());
-            span.set_attribute(PROVIDER, provider_name(kind));
-            span.set_attribute(REQUEST_MODEL, spec.model.model.clone());
+            span.set_attribute(GEN_AI_OPERATION_NAME, INVOKE_AGENT);
+            span.set_attribute(GEN_AI_AGENT_NAME, agent.clone());
+            span.set_attribute(GEN_AI_PROVIDER_NAME, provider_name(kind));
+            span.set_attribute(GEN_AI_REQUEST_MODEL, spec.model.model.clone());
             span.set_attribute(CONFIGURED_PROVIDER, spec.model.provider.clone());
             span.set_attribute(RUN, run.to_string());
             match capture {
@@ -163,8 +114,8 @@ impl AgentSpan {
             return;
         }
         let span = &self.span;
-        set_count(span, INPUT_TOKENS, run.usage.input_tokens);
-        set_count(span, OUTPUT_TOKENS, run.usage.output_tokens);
+        set_count(span, GEN_AI_USAGE_INPUT_TOKENS, run.usage.input_tokens);
+        set_count(span, GEN_AI_USAGE_OUTPUT_TOKENS, run.usage.output_tokens);
         span.set_attribute(RUN_STATUS, run.status.name().as_str());
         let RunStatus::Finished { end, .. } = &run.status else { return };
         match end {
@@ -177,13 +128,13 @@ impl AgentSpan {
             }
             End::Stopped { status, error, .. } => match status.name() {
                 RunStatusName::ModelError | RunStatusName::InternalError => set_error(span, error.code.clone()),
-                RunStatusName::Timeout => set_error(span, RunStatusName::Timeout.as_str()),
-                // A run that met its bounds or was stopped did what was asked of it.
+                // A run that met one of its limits, that of time included, or was stopped did what was asked of it.
                 RunStatusName::StepLimit
                 | RunStatusName::ToolLimit
                 | RunStatusName::TokenLimit
                 | RunStatusName::ContextLimit
                 | RunStatusName::RepeatLimit
+                | RunStatusName::Timeout
                 | RunStatusName::Aborted
                 | RunStatusName::Queued
                 | RunStatusName::Running
@@ -208,9 +159,9 @@ pub struct ChatSpan {
     caller: Option<TraceContext>,
 }
 
-/// A model as its spans name it.
+/// The model that a span's call goes to.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct ChatTarget<'a> {
     /// The name of the configured provider.
     pub provider: &'a str,
     /// Which wire it speaks.
@@ -221,21 +172,21 @@ pub struct Asked<'a> {
 
 impl ChatSpan {
     /// Begins below the run's span.
-    pub fn begin(agent: &AgentSpan, request: &ModelRequest, asked: Asked<'_>, capture: Capture) -> Self {
+    pub fn begin(agent: &AgentSpan, request: &ModelRequest, target: ChatTarget<'_>, capture: Capture) -> Self {
         let span = tracing::info_span!(target: EXPORTED, parent: &agent.span, "chat",
             otel.name = %Name(CHAT, &request.model), otel.kind = "client");
         if !span.is_disabled() {
-            span.set_attribute(OPERATION, CHAT);
-            span.set_attribute(PROVIDER, provider_name(Some(asked.kind)));
-            span.set_attribute(REQUEST_MODEL, request.model.clone());
-            span.set_attribute(REQUEST_STREAM, true);
-            span.set_attribute(CONFIGURED_PROVIDER, asked.provider.to_owned());
+            span.set_attribute(GEN_AI_OPERATION_NAME, CHAT);
+            span.set_attribute(GEN_AI_PROVIDER_NAME, provider_name(Some(target.kind)));
+            span.set_attribute(GEN_AI_REQUEST_MODEL, request.model.clone());
+            span.set_attribute(GEN_AI_REQUEST_STREAM, true);
+            span.set_attribute(CONFIGURED_PROVIDER, target.provider.to_owned());
             span.set_attribute(STEP, i64::from(request.step));
             span.set_attribute(ATTEMPT, i64::from(request.attempt));
             if let Some(most) = request.max_output_tokens {
-                span.set_attribute(REQUEST_MAX_TOKENS, i64::from(most));
+                span.set_attribute(GEN_AI_REQUEST_MAX_TOKENS, i64::from(most));
             }
-            if let Some((host, port)) = asked.address {
+            if let Some((host, port)) = target.address {
                 span.set_attribute(SERVER_ADDRESS, host.to_owned());
                 span.set_attribute(SERVER_PORT, i64::from(port));
             }
@@ -255,7 +206,7 @@ impl ChatSpan {
     /// The first piece of the answer came after so many seconds.
     pub fn first_chunk(&self, seconds: f64) {
         if !self.span.is_disabled() {
-            self.span.set_attribute(TIME_TO_FIRST_CHUNK, seconds);
+            self.span.set_attribute(GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK, seconds);
         }
     }
 
@@ -266,11 +217,12 @@ impl ChatSpan {
         }
         set_finish(&self.span, turn.finish);
         if let Some(usage) = turn.usage {
-            set_count(&self.span, INPUT_TOKENS, usage.input_tokens);
-            set_count(&self.span, OUTPUT_TOKENS, usage.output_tokens);
-            for (name, count) in
-                [(CACHED_INPUT_TOKENS, usage.cached_input_tokens), (REASONING_TOKENS, usage.reasoning_tokens)]
-            {
+            set_count(&self.span, GEN_AI_USAGE_INPUT_TOKENS, usage.input_tokens);
+            set_count(&self.span, GEN_AI_USAGE_OUTPUT_TOKENS, usage.output_tokens);
+            for (name, count) in [
+                (GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS, usage.cached_input_tokens),
+                (GEN_AI_USAGE_REASONING_OUTPUT_TOKENS, usage.reasoning_tokens),
+            ] {
                 if count > 0 {
                     set_count(&self.span, name, count);
                 }
@@ -314,10 +266,10 @@ impl ToolSpan {
         let span = tracing::info_span!(target: EXPORTED, parent: &agent.span, "execute_tool",
             otel.name = %Name(EXECUTE_TOOL, tool.name.as_str()), otel.kind = "internal");
         if !span.is_disabled() {
-            span.set_attribute(OPERATION, EXECUTE_TOOL);
-            span.set_attribute(TOOL, tool.name.as_str().to_owned());
-            span.set_attribute(TOOL_TYPE, "function");
-            span.set_attribute(TOOL_CALL, call_id.to_owned());
+            span.set_attribute(GEN_AI_OPERATION_NAME, EXECUTE_TOOL);
+            span.set_attribute(GEN_AI_TOOL_NAME, tool.name.as_str().to_owned());
+            span.set_attribute(GEN_AI_TOOL_TYPE, "function");
+            span.set_attribute(GEN_AI_TOOL_CALL_ID, call_id.to_owned());
             match capture {
                 Capture::Nothing => {}
                 Capture::Content => content::of_call(&span, arguments),
@@ -331,7 +283,7 @@ impl ToolSpan {
         if self.0.is_disabled() {
             return;
         }
-        let kind = outcome_name(outcome.kind);
+        let kind = outcome.kind.as_str();
         self.0.set_attribute(TOOL_OUTCOME, kind);
         if outcome.kind.is_error() {
             set_error(&self.0, kind);
@@ -353,7 +305,7 @@ impl RequestSpan {
         let span = tracing::info_span!(target: EXPORTED, parent: None, "http", otel.name = %name, otel.kind = "server");
         if !span.is_disabled() {
             set_caller(&span, caller);
-            span.set_attribute(HTTP_METHOD, method.to_owned());
+            span.set_attribute(HTTP_REQUEST_METHOD, method.to_owned());
             span.set_attribute(URL_SCHEME, "http");
             if let Some(route) = route {
                 span.set_attribute(HTTP_ROUTE, route.to_owned());
@@ -380,34 +332,11 @@ impl RequestSpan {
         if self.0.is_disabled() {
             return;
         }
-        self.0.set_attribute(HTTP_STATUS, i64::from(status));
+        self.0.set_attribute(HTTP_RESPONSE_STATUS_CODE, i64::from(status));
         // What a client did wrong is no error of the server.
         if status >= 500 {
             set_error(&self.0, status.to_string());
         }
-    }
-}
-
-/// The spelling of an outcome in spans and labels, as in the events of a run.
-pub(super) const fn outcome_name(kind: OutcomeKind) -> &'static str {
-    match kind {
-        OutcomeKind::Result => "result",
-        OutcomeKind::Error => "error",
-        OutcomeKind::Refused => "refused",
-        OutcomeKind::TimedOut => "timed_out",
-        OutcomeKind::Aborted => "aborted",
-        OutcomeKind::OutcomeUnknown => "outcome_unknown",
-    }
-}
-
-/// The spelling of a finish reason in spans, as in the events of a run.
-pub(super) const fn finish_name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::ToolCalls => "tool_calls",
-        FinishReason::Length => "length",
-        FinishReason::ContentFilter => "content_filter",
-        FinishReason::Unspecified => "unspecified",
     }
 }
 
@@ -434,8 +363,8 @@ fn set_count(span: &Span, name: &'static str, count: u64) {
 }
 
 fn set_finish(span: &Span, reason: FinishReason) {
-    let reasons = vec![StringValue::from(finish_name(reason))];
-    span.set_attribute(FINISH_REASONS, Value::Array(Array::String(reasons)));
+    let reasons = vec![StringValue::from(reason.as_str())];
+    span.set_attribute(GEN_AI_RESPONSE_FINISH_REASONS, Value::Array(Array::String(reasons)));
 }
 
 fn set_error(span: &Span, class: impl Into<StringValue>) {

@@ -67,6 +67,7 @@ const IMPORTS: [(&str, &[&str]); 17] = [
             "store",
             "telemetry",
             "time",
+            "tls",
             "tool::{supervise}",
         ],
     ),

@@ -11,6 +11,9 @@ use server::{Connection, RUN, Script, Silence, server};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
+use crate::support::client::ApiClient;
+use crate::support::collector::{Collector, Manner};
+
 fn said(seq: u64, text: &str) -> String {
     let content = json!([{"type": "text", "text": text}]);
     let message = json!({"role": "assistant", "content": content});
@@ -387,6 +390,40 @@ async fn serve_names_an_address_that_is_taken() {
     assert_eq!(finished.code, Some(1));
     let expected = format!("hames: cannot listen on {address}; is another server running there? (server.bind)");
     assert!(finished.stderr.starts_with(&expected), "{}", finished.stderr);
+}
+
+#[tokio::test]
+async fn telemetry_is_sent_however_serve_ends() {
+    // It cannot begin.
+    let collector = Collector::start(Manner::Takes).await;
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let serve = |bind: &str| {
+        Program::new(["serve", "--config", "hames.toml"])
+            .env("HAMES_SERVER__BIND", bind)
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.endpoint)
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let silent = format!("http://{}/v1", taken.local_addr().unwrap());
+    let settings = format!(
+        "[providers.p]\nkind = \"openai_chat\"\nbase_url = {silent:?}\n[agents.a]\nmodel = \"p/m\"\n[run]\ndefault_agent = \"a\"\n"
+    );
+    std::fs::write(directory.path().join("hames.toml"), settings).unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let finished = serve(&address).current_dir(directory.path()).finish().await;
+    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    assert!(collector.metrics().contains_key("hames.build.info"), "{}", finished.stderr);
+
+    // It is told to end twice, with a run at work whose model says nothing.
+    let mut running = serve("127.0.0.1:0").current_dir(directory.path()).start().await;
+    running.wait_for_stderr("listening address=").await;
+    let address = running.stderr().split("address=").nth(1).unwrap().lines().next().unwrap().trim().parse().unwrap();
+    assert_eq!(ApiClient::new(address).post("/runs", &json!({"input": "x"})).await.status, 202);
+    running.interrupt();
+    running.wait_for_stderr("SIGINT").await;
+    running.interrupt();
+    let finished = running.finish().await;
+    assert_eq!(finished.code, Some(130), "{}", finished.stderr);
+    assert_eq!(collector.named("POST /runs").len(), 1, "{}", finished.stderr);
 }
 
 /// Longest a program may take before its test fails.

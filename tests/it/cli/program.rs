@@ -108,6 +108,11 @@ impl Running {
         wait_for(&mut self.stderr, &mut self.read[1], text).await;
     }
 
+    /// What it has printed on standard error, as far as it was waited for.
+    pub(super) fn stderr(&self) -> &str {
+        &self.read[1]
+    }
+
     /// Reads no more of what it prints.
     pub(super) fn close_stdout(&mut self) {
         self.stdout = None;

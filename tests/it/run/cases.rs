@@ -10,7 +10,7 @@ use hames::config::{AgentConfig, CeilingConfig, Durability, ProviderConfig, RunC
 use hames::domain::{Effect, Message, Part, RunId, RunRequest, RunView, TenantId, ToolSpec};
 use hames::event::Bus;
 use hames::provider::Catalog;
-use hames::run::{Agents, Services, Supervisor};
+use hames::run::{Agents, Caller, Services, Supervisor};
 use hames::store::{self, Store};
 use hames::telemetry::Capture;
 use hames::time::{Clock, SystemClock};
@@ -108,7 +108,7 @@ async fn play(case: &Case) -> Left {
 
     let started = Instant::now();
     let request: RunRequest = read(json!({"input": case.run.input}));
-    let run = supervisor.create(&TenantId::local(), request).await.unwrap();
+    let run = supervisor.create(Caller::untraced(TenantId::local()), request).await.unwrap();
     supervisor.stop();
     tokio::time::timeout(PATIENCE, supervisor.drained()).await.expect("the run does not end");
     let took = started.elapsed();

@@ -10,7 +10,7 @@ use hames::config::{Config, Env, ProviderKind, ServerConfig, TelemetryConfig, lo
 use hames::domain::{Event, EventKind, Message, Run, RunId, RunRequest, TenantId};
 use hames::event::Bus;
 use hames::provider::Endpoint;
-use hames::run::Supervisor;
+use hames::run::{Caller, Supervisor};
 use hames::shutdown::Shutdown;
 use hames::store::Store;
 use hames::telemetry::{Metrics, Telemetry};
@@ -171,7 +171,10 @@ impl TestApp {
             request.extend(fields);
         }
         let request: RunRequest = serde_json::from_value(request).unwrap();
-        self.supervisor.create(&self.tenant(), request).await.unwrap_or_else(|error| panic!("{error:?}"))
+        self.supervisor
+            .create(Caller::untraced(self.tenant()), request)
+            .await
+            .unwrap_or_else(|error| panic!("{error:?}"))
     }
 
     /// The run as stored.

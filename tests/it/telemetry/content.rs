@@ -1,9 +1,10 @@
 //! Content in spans: only where it is wanted, and keys never.
 
+use hames::telemetry::FLUSH;
 use serde_json::{Value, json};
 
-use super::collector::{Collector, Manner};
 use super::{KEY, Watched, coder, conversation};
+use crate::support::collector::{Collector, Manner};
 use crate::support::upstream::Upstream;
 
 #[tokio::test]
@@ -16,7 +17,7 @@ async fn content_is_exported_when_it_is_asked_for() {
     let run = app.client.post("/runs", &json!({"agent": "coder", "input": "canary-prompt"})).await.id();
     app.ended(run.parse().unwrap()).await;
     app.finish().await;
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
 
     let read = |value: Value| serde_json::from_str::<Value>(value.as_str().unwrap()).unwrap();
     let prompt = json!({"role": "user", "parts": [{"type": "text", "content": "canary-prompt"}]});

@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hames::config::{Env, ProviderKind, TelemetryConfig};
-use hames::domain::{Effect, FailureClass, ModelFailure};
+use hames::domain::{Effect, EventKind, FailureClass, ModelFailure};
 use hames::provider::Endpoint;
 use hames::provider::retry::Policy;
-use hames::telemetry::Telemetry;
 use hames::telemetry::metric::{Kind, METRICS, Metric, Unit};
+use hames::telemetry::{FLUSH, Telemetry};
 use opentelemetry_proto::tonic::metrics::v1::AggregationTemporality;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use prometheus_parse::{Sample, Scrape, Value};
 use serde_json::json;
 
-use super::collector::{Collector, Manner, attributes};
 use super::{CANARIES, KEY, Watched, coder, conversation};
-use crate::support::app::{Setup, TestApp};
+use crate::support::app::{PATIENCE, Setup, TestApp};
+use crate::support::collector::{Collector, Manner, attributes};
 use crate::support::stage::{call, stage_model, stage_tool};
 use crate::support::upstream::Upstream;
 
@@ -48,7 +48,18 @@ async fn everything(setup: Setup) -> (TestApp, String) {
     assert_eq!(app.client.get("/canary-path").await.status, 404);
     let brew = reqwest::Method::from_bytes(b"CANARYBREW").unwrap();
     assert_eq!(app.client.send(app.client.request(brew, "/runs")).await.status, 405);
-    let answer = app.client.get("/metrics").await;
+    // What is held by the task of the run and by the connection of the reader goes after the end of the stream.
+    let settled = async {
+        loop {
+            let answer = app.client.get("/metrics").await;
+            let is_idle = |name: &str| answer.text.lines().any(|line| line == format!("{name} 0"));
+            if is_idle("hames_sse_readers") && is_idle("hames_runs_active") {
+                return answer;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let answer = tokio::time::timeout(PATIENCE, settled).await.expect("the service does not come to rest");
     assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
     (app, answer.text)
 }
@@ -149,6 +160,41 @@ async fn what_is_exposed_is_what_the_table_says() {
     app.finish().await;
 }
 
+#[tokio::test]
+async fn a_retry_counts_once_it_is_made() {
+    let (mut setup, _) = Setup::stage();
+    let (model, prompter) = stage_model();
+    let brief = std::time::Duration::from_millis(1);
+    let retry = Policy { max_retries: 1, base: brief, cap: brief };
+    setup.providers = vec![("stage".to_owned(), Endpoint { retry, ..Endpoint::new(model, ProviderKind::Scripted) })];
+    let app = setup.start().await;
+    let busy = |seconds: u64| {
+        let retry_after = Some(std::time::Duration::from_secs(seconds));
+        Err(ModelFailure { retry_after, ..ModelFailure::new(FailureClass::RateLimited, "wait") })
+    };
+    let retried = async || app.client.get("/metrics").await.text.contains("hames_model_retries_total{");
+    // This one is cancelled while it waits.
+    let run = app.create(json!({})).await;
+    prompter.asked().await.end(busy(60)).await;
+    let waits = async {
+        while app.events_of(run.id, EventKind::ModelRetry).await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waits).await.expect("the failure is not told of");
+    assert!(!retried().await, "a retry that only waits is counted");
+    app.supervisor.cancel(&app.tenant(), run.id).await.unwrap();
+    app.ended(run.id).await;
+    assert!(!retried().await, "a retry that was not made is counted");
+
+    let run = app.create(json!({})).await;
+    prompter.asked().await.end(busy(0)).await;
+    prompter.asked().await.answer("done").await;
+    app.ended(run.id).await;
+    assert!(retried().await);
+    app.finish().await;
+}
+
 #[test]
 fn names_follow_the_conventions_of_prometheus() {
     for metric in METRICS {
@@ -187,7 +233,7 @@ async fn a_collector_gets_the_same_metrics() {
     let (setup, _) = Setup::stage();
     let (app, _) = everything(watched.watch(setup)).await;
     app.finish().await;
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
     let exported = collector.metrics();
     let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
     assert_eq!(exported.keys().map(String::as_str).collect::<BTreeSet<_>>(), names);
@@ -245,7 +291,7 @@ async fn a_collector_gets_its_headers_and_nobody_else_sees_them() {
     assert!(!format!("{config:?}").contains(KEY));
     let telemetry = Telemetry::new(&config.telemetry, "test").unwrap();
     assert!(!telemetry.metrics().exposition().unwrap().contains(KEY));
-    telemetry.shutdown().await;
+    telemetry.shutdown(FLUSH).await;
     let headers = collector.headers();
     assert!(!headers.is_empty());
     for headers in headers {

@@ -1,6 +1,5 @@
 //! What the service tells of itself, seen by a collector, a scraper and a reader of the log.
 
-mod collector;
 mod content;
 mod log;
 mod metrics;

@@ -4,12 +4,13 @@ use hames::config::ProviderKind;
 use hames::domain::{Effect, FailureClass, ModelFailure};
 use hames::provider::Endpoint;
 use hames::provider::retry::Policy;
+use hames::telemetry::FLUSH;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use serde_json::{Value, json};
 
-use super::collector::{Collector, Manner, Seen};
 use super::{CANARIES, TRACEPARENT, Watched, coder, conversation};
 use crate::support::app::Setup;
+use crate::support::collector::{Collector, Manner, Seen};
 use crate::support::stage::{call, stage_model, stage_tool};
 use crate::support::upstream::Upstream;
 
@@ -38,7 +39,7 @@ async fn a_run_is_a_trace_below_its_callers_span() {
     let id = created.id();
     app.ended(id.parse().unwrap()).await;
     app.finish().await;
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
 
     let names: Vec<_> = collector.spans().into_iter().map(|span| (span.name, span.kind)).collect();
     let mut sorted = names.clone();
@@ -126,7 +127,7 @@ async fn without_a_caller_a_run_belongs_to_the_request_that_made_it() {
     }
     assert_eq!(app.client.get("/nowhere/secret").await.status, 404);
     app.finish().await;
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
     let request = collector.span("POST /runs");
     let agent = collector.span("invoke_agent test");
     assert_eq!((request.parent.as_str(), &agent.parent, &agent.trace), ("", &request.id, &request.trace));
@@ -159,12 +160,12 @@ async fn a_queued_run_keeps_its_place_in_the_trace_through_a_restart() {
     asked.answer("done").await;
     app.ended(second.parse().unwrap()).await;
     app.finish().await;
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
     let agents = collector.named("invoke_agent test");
     let agent = agents.iter().find(|span| span.get("hames.run.id") == json!(second)).unwrap();
     assert_eq!((agent.trace.as_str(), agent.parent.as_str()), (TRACE, CALLER));
     let chat = collector.named("chat m").into_iter().find(|chat| chat.parent == agent.id).unwrap();
-    assert_eq!(told.traceparent(), chat.traceparent());
+    assert_eq!(told.to_string(), chat.traceparent());
     // The first one was cut off by the restart; whoever ended it says how.
     let lost: Vec<_> = agents.iter().filter(|span| span.id != agent.id).map(|span| span.get("error.type")).collect();
     assert_eq!(lost, [json!("_OTHER"), json!("process_died")]);
@@ -203,12 +204,12 @@ async fn a_caller_that_does_not_record_is_followed_and_passed_on() {
     let request = app.client.request(reqwest::Method::POST, "/runs").header("traceparent", caller);
     let run = app.client.send(request.json(&json!({"agent": "test", "input": "x"}))).await.id();
     let asked = model.asked().await;
-    let told = asked.request.trace.clone().unwrap().traceparent();
+    let told = asked.request.trace.clone().unwrap().to_string();
     assert!(told.starts_with(&format!("00-{TRACE}-")) && told.ends_with("-00"), "{told}");
     asked.answer("done").await;
     app.ended(run.parse().unwrap()).await;
     app.finish().await;
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
     assert_eq!(collector.spans().len(), 0);
 }
 
@@ -235,7 +236,7 @@ async fn what_failed_says_how_and_not_in_whose_words() {
     app.ended(second.id).await;
     drop(asked);
     app.finish().await;
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
 
     let errors = |name: &str| {
         let all = collector.named(name);
@@ -254,4 +255,39 @@ async fn what_failed_says_how_and_not_in_whose_words() {
     for text in ["canary-answer", "canary-result", "no_such_tool"] {
         assert!(!everything.contains(text), "{text} was exported");
     }
+}
+
+#[tokio::test]
+async fn a_run_that_was_not_stored_has_no_span() {
+    let collector = Collector::start(Manner::Takes).await;
+    let watched = Watched::exporting(&collector.endpoint, false);
+    let (setup, _model) = Setup::stage();
+    let app = watched.watch(setup).start().await;
+    app.store.close().await;
+    assert_eq!(app.client.post("/runs", &json!({"agent": "test", "input": "x"})).await.status, 503);
+    app.die().await;
+    watched.telemetry.shutdown(FLUSH).await;
+    assert_eq!(collector.span("POST /runs").get("error.type"), json!("503"));
+    assert_eq!(collector.named("invoke_agent test").len(), 0);
+}
+
+#[tokio::test]
+async fn a_run_that_met_a_limit_is_no_error() {
+    let collector = Collector::start(Manner::Takes).await;
+    let watched = Watched::exporting(&collector.endpoint, false);
+    let (setup, model) = Setup::stage();
+    let app = watched.watch(setup).start().await;
+    for limits in [json!({"timeout_ms": 1}), json!({"max_steps": 1})] {
+        let run = app.create(json!({"limits": limits})).await;
+        if limits["max_steps"] == 1 {
+            model.asked().await.call(vec![call("c1", "list_dir", json!({"path": "."}))]).await;
+        }
+        app.ended(run.id).await;
+        model.forget().await;
+    }
+    app.finish().await;
+    watched.telemetry.shutdown(FLUSH).await;
+    let runs = collector.named("invoke_agent test");
+    let ends: Vec<_> = runs.iter().map(|span| (span.get("hames.run.status"), span.is_error)).collect();
+    assert_eq!(ends, [(json!("timeout"), false), (json!("step_limit"), false)]);
 }

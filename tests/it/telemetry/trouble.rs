@@ -1,5 +1,7 @@
 //! Collectors that are gone, refuse, or never answer: runs do not notice, and the end of the program does not wait.
 
+use std::collections::BTreeMap;
+
 use hames::config::TelemetryConfig;
 use hames::domain::RunStatusName;
 use hames::telemetry::FLUSH;
@@ -8,16 +10,25 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::collector::{Collector, Manner};
 use super::{TRACEPARENT, Watched, coder, conversation};
 use crate::support::app::PATIENCE;
+use crate::support::collector::{Collector, Manner};
 use crate::support::upstream::Upstream;
 
 /// How many spans the queue takes.
 const QUEUE: u64 = 2_048;
 
+/// How a test waits for the end of telemetry.
+#[derive(Clone, Copy)]
+enum Patience {
+    /// As long as it takes.
+    Real,
+    /// Nothing comes, so its time passes at once.
+    None,
+}
+
 /// Runs the usual conversation and gives its result, and how many spans were lost for this reason.
-async fn run_with(watched: Watched, reason: &str) -> (serde_json::Value, u64) {
+async fn run_with(watched: Watched, reason: &str, patience: Patience) -> (serde_json::Value, u64) {
     let upstream = Upstream::start(conversation()).await;
     let app = watched.watch(coder(&upstream)).start().await;
     let request = app.client.request(reqwest::Method::POST, "/runs").header("traceparent", TRACEPARENT);
@@ -26,7 +37,16 @@ async fn run_with(watched: Watched, reason: &str) -> (serde_json::Value, u64) {
     let messages = app.client.get(&format!("/runs/{run}/messages")).await.body;
     app.finish().await;
     let metrics = watched.telemetry.metrics().clone();
-    tokio::time::timeout(PATIENCE, watched.telemetry.shutdown()).await.expect("the shutdown does not end");
+    match patience {
+        Patience::Real => {}
+        Patience::None => tokio::time::pause(),
+    }
+    let ended = tokio::time::timeout(PATIENCE, watched.telemetry.shutdown(FLUSH)).await;
+    ended.expect("the shutdown does not end");
+    match patience {
+        Patience::Real => {}
+        Patience::None => tokio::time::resume(),
+    }
     (messages, lost(&metrics.exposition().unwrap(), reason))
 }
 
@@ -40,7 +60,7 @@ fn lost(exposition: &str, reason: &str) -> u64 {
 #[tokio::test]
 async fn a_collector_in_trouble_changes_nothing_in_a_run() {
     let good = Collector::start(Manner::Takes).await;
-    let expected = run_with(Watched::exporting(&good.endpoint, false), "export_failed").await;
+    let expected = run_with(Watched::exporting(&good.endpoint, false), "export_failed", Patience::Real).await;
     assert_eq!(expected.1, 0);
     let spans = u64::try_from(good.spans().len()).unwrap();
 
@@ -49,15 +69,24 @@ async fn a_collector_in_trouble_changes_nothing_in_a_run() {
     drop(gone);
     let watched = Watched::exporting(&refusing, false);
     let log = watched.log.clone();
-    assert_eq!(run_with(watched, "export_failed").await, (expected.0.clone(), spans));
+    assert_eq!(run_with(watched, "export_failed", Patience::Real).await, (expected.0.clone(), spans));
     let warnings: Vec<_> = log.records().into_iter().filter(|record| record["level"] == "WARN").collect();
-    // One tells of spans and one of metrics, however many there were.
-    assert_eq!(warnings.len(), 2, "{warnings:#?}");
-    assert!(warnings.iter().any(|record| record["lost"] == spans), "{warnings:#?}");
+    let (of_spans, of_metrics): (Vec<_>, Vec<_>) = warnings.iter().partition(|record| !record["lost"].is_null());
+    // A run that takes longer than spans are gathered has a first export that fails, and a last one.
+    assert!((1..=2).contains(&of_spans.len()) && of_metrics.len() == 1, "{warnings:#?}");
+    assert_eq!(of_spans.last().unwrap()["lost"], spans, "{warnings:#?}");
+    for record in warnings {
+        let error = record["error"].as_str().unwrap();
+        assert!(error.starts_with("it cannot be reached: ") && error.contains("refused"), "{error}");
+    }
 
-    for manner in [Manner::Answers(500), Manner::Answers(503), Manner::Hangs] {
+    for (manner, patience) in [
+        (Manner::Answers(500), Patience::Real),
+        (Manner::Answers(503), Patience::Real),
+        (Manner::Hangs, Patience::None),
+    ] {
         let bad = Collector::start(manner).await;
-        let found = run_with(Watched::exporting(&bad.endpoint, false), "export_failed").await;
+        let found = run_with(Watched::exporting(&bad.endpoint, false), "export_failed", patience).await;
         assert_eq!(found, (expected.0.clone(), spans), "{manner:?}");
     }
 }
@@ -65,8 +94,36 @@ async fn a_collector_in_trouble_changes_nothing_in_a_run() {
 #[tokio::test]
 async fn what_a_collector_leaves_out_is_counted() {
     let picky = Collector::start(Manner::LeavesOut(2)).await;
-    let (_, rejected) = run_with(Watched::exporting(&picky.endpoint, false), "rejected").await;
-    assert_eq!(rejected, 2);
+    let watched = Watched::exporting(&picky.endpoint, false);
+    let log = watched.log.clone();
+    RequestSpan::begin("GET", None, None, None).answered(200);
+    let metrics = watched.telemetry.metrics().clone();
+    watched.telemetry.shutdown(FLUSH).await;
+    assert_eq!(lost(&metrics.exposition().unwrap(), "rejected"), 2);
+    // In the collector's words, and in no others.
+    let said = log.records().into_iter().map(|record| (record["lost"].clone(), record["reason"].clone()));
+    let said: BTreeMap<_, _> = said.map(|(lost, reason)| (reason.to_string(), lost)).collect();
+    assert_eq!(said, BTreeMap::from([("\"never\"".to_owned(), json!(2)), ("\"no\"".to_owned(), json!(2))]));
+}
+
+#[tokio::test]
+async fn a_loss_that_was_not_told_of_is_told_of_in_the_end() {
+    let collector = Collector::start(Manner::Answers(500)).await;
+    let watched = Watched::exporting(&collector.endpoint, false);
+    // A full batch goes at once.
+    for _ in 0..512 {
+        RequestSpan::begin("GET", None, None, None).answered(200);
+    }
+    let told = async {
+        while watched.log.records().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, told).await.expect("the loss is not told of");
+    RequestSpan::begin("GET", None, None, None).answered(200);
+    watched.telemetry.shutdown(FLUSH).await;
+    let lost = watched.log.records().into_iter().map(|record| record["lost"].clone()).filter(|lost| !lost.is_null());
+    assert_eq!(lost.collect::<Vec<_>>(), [json!(512), json!(513)]);
 }
 
 #[tokio::test]
@@ -90,7 +147,7 @@ async fn spans_are_sent_while_the_program_goes_on() {
     })
     .await
     .expect("the spans do not come");
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,7 +158,7 @@ async fn the_end_waits_for_a_silent_collector_no_longer_than_it_may() {
     RequestSpan::begin("GET", None, None, None).answered(200);
     let metrics = watched.telemetry.metrics().clone();
     let start = Instant::now();
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
     assert_eq!(start.elapsed(), FLUSH);
     assert_eq!(lost(&metrics.exposition().unwrap(), "export_failed"), 1);
     let said: Vec<_> = watched.log.records().iter().map(|record| record["lost"].clone()).collect();
@@ -118,7 +175,7 @@ async fn a_queue_that_is_full_drops_and_counts() {
     }
     let metrics = watched.telemetry.metrics().clone();
     assert_eq!(lost(&metrics.exposition().unwrap(), "queue_full"), 100);
-    watched.telemetry.shutdown().await;
+    watched.telemetry.shutdown(FLUSH).await;
     let exposition = metrics.exposition().unwrap();
     assert_eq!(lost(&exposition, "queue_full") + lost(&exposition, "export_failed"), QUEUE + 100);
 }

@@ -8,7 +8,9 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
-use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::{
+    ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+};
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
@@ -25,10 +27,10 @@ use tokio::task::JoinSet;
 
 /// What the collector does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Manner {
+pub(crate) enum Manner {
     /// Takes it.
     Takes,
-    /// Takes it, and says that it left out so many spans.
+    /// Takes it, and says that it left out so many spans or values.
     LeavesOut(i64),
     /// Answers with this status.
     Answers(u16),
@@ -46,31 +48,31 @@ struct Record {
 }
 
 /// The collector.
-pub(super) struct Collector {
-    pub(super) endpoint: String,
+pub(crate) struct Collector {
+    pub(crate) endpoint: String,
     record: watch::Receiver<Record>,
     _tasks: JoinSet<()>,
 }
 
 /// A span as a reader of traces sees it.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
-    pub(super) name: String,
-    pub(super) kind: SpanKind,
-    pub(super) trace: String,
-    pub(super) id: String,
-    pub(super) parent: String,
-    pub(super) attributes: BTreeMap<String, Value>,
-    pub(super) is_error: bool,
+pub(crate) struct Seen {
+    pub(crate) name: String,
+    pub(crate) kind: SpanKind,
+    pub(crate) trace: String,
+    pub(crate) id: String,
+    pub(crate) parent: String,
+    pub(crate) attributes: BTreeMap<String, Value>,
+    pub(crate) is_error: bool,
 }
 
 impl Seen {
     /// Its place in its trace, as a header tells it.
-    pub(super) fn traceparent(&self) -> String {
+    pub(crate) fn traceparent(&self) -> String {
         format!("00-{}-{}-01", self.trace, self.id)
     }
 
-    pub(super) fn get(&self, key: &str) -> Value {
+    pub(crate) fn get(&self, key: &str) -> Value {
         self.attributes.get(key).cloned().unwrap_or_default()
     }
 }
@@ -81,7 +83,7 @@ struct Shared {
 }
 
 impl Collector {
-    pub(super) async fn start(manner: Manner) -> Self {
+    pub(crate) async fn start(manner: Manner) -> Self {
         let (sender, record) = watch::channel(Record::default());
         let shared = Arc::new(Shared { manner, record: sender });
         let router = Router::new().route("/v1/{signal}", post(take)).with_state(shared);
@@ -93,7 +95,7 @@ impl Collector {
     }
 
     /// Every span it has, in the order in which they ended.
-    pub(super) fn spans(&self) -> Vec<Seen> {
+    pub(crate) fn spans(&self) -> Vec<Seen> {
         let record = self.record.borrow();
         let resources = record.traces.iter().flat_map(|request| &request.resource_spans);
         let spans = resources.flat_map(|resource| &resource.scope_spans).flat_map(|scope| &scope.spans);
@@ -112,18 +114,18 @@ impl Collector {
 
     /// The one span of this name.
     #[track_caller]
-    pub(super) fn span(&self, name: &str) -> Seen {
+    pub(crate) fn span(&self, name: &str) -> Seen {
         let mut found = self.named(name);
         assert_eq!(found.len(), 1, "{name}: {:#?}", self.spans());
         found.remove(0)
     }
 
-    pub(super) fn named(&self, name: &str) -> Vec<Seen> {
+    pub(crate) fn named(&self, name: &str) -> Vec<Seen> {
         self.spans().into_iter().filter(|span| span.name == name).collect()
     }
 
     /// Whose telemetry it is: the attributes of each resource.
-    pub(super) fn resources(&self) -> Vec<BTreeMap<String, Value>> {
+    pub(crate) fn resources(&self) -> Vec<BTreeMap<String, Value>> {
         let record = self.record.borrow();
         let traces = record.traces.iter().flat_map(|request| &request.resource_spans).map(|spans| &spans.resource);
         let metrics = record.metrics.iter().flat_map(|request| &request.resource_metrics).map(|all| &all.resource);
@@ -131,7 +133,7 @@ impl Collector {
     }
 
     /// The metrics of the newest export, by name.
-    pub(super) fn metrics(&self) -> BTreeMap<String, Metric> {
+    pub(crate) fn metrics(&self) -> BTreeMap<String, Metric> {
         let record = self.record.borrow();
         let newest = record.metrics.last().into_iter().flat_map(|request| &request.resource_metrics);
         let metrics = newest.flat_map(|all| &all.scope_metrics).flat_map(|scope| &scope.metrics);
@@ -139,19 +141,19 @@ impl Collector {
     }
 
     /// Every byte it was sent, headers too.
-    pub(super) fn everything(&self) -> String {
+    pub(crate) fn everything(&self) -> String {
         let record = self.record.borrow();
         let bodies: Vec<_> = record.raw.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
         format!("{:?} {}", record.headers, bodies.concat())
     }
 
     /// The headers of every request.
-    pub(super) fn headers(&self) -> Vec<HeaderMap> {
+    pub(crate) fn headers(&self) -> Vec<HeaderMap> {
         self.record.borrow().headers.clone()
     }
 
     /// Waits until it was sent so many requests.
-    pub(super) async fn requests(&self, count: usize) {
+    pub(crate) async fn requests(&self, count: usize) {
         self.record.clone().wait_for(|record| record.raw.len() >= count).await.unwrap();
     }
 }
@@ -178,7 +180,10 @@ async fn take(
             let partial = ExportTracePartialSuccess { rejected_spans, error_message: "no".to_owned() };
             (StatusCode::OK, ExportTraceServiceResponse { partial_success: Some(partial) }.encode_to_vec())
         }
-        Manner::LeavesOut(_) => (StatusCode::OK, Vec::new()),
+        Manner::LeavesOut(rejected_data_points) => {
+            let partial = ExportMetricsPartialSuccess { rejected_data_points, error_message: "never".to_owned() };
+            (StatusCode::OK, ExportMetricsServiceResponse { partial_success: Some(partial) }.encode_to_vec())
+        }
         Manner::Answers(status) => (StatusCode::from_u16(status).unwrap(), Vec::new()),
         Manner::Hangs => std::future::pending().await,
     }
@@ -188,7 +193,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-pub(super) fn attributes(all: &[KeyValue]) -> BTreeMap<String, Value> {
+pub(crate) fn attributes(all: &[KeyValue]) -> BTreeMap<String, Value> {
     let read: BTreeMap<_, _> = all.iter().map(|pair| (pair.key.clone(), value(pair.value.as_ref()))).collect();
     assert_eq!(read.len(), all.len(), "an attribute stands twice: {all:?}");
     read
