@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+/// Runs begin on one thread and end on another, which the system's allocator takes much longer for: see
+/// docs/performance.md.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -9,7 +9,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 
 /// One connection to a server.
 pub(crate) struct Client {
@@ -19,18 +19,7 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> std::io::Result<Self> {
-        Self::over(TcpStream::connect(address).await?).await
-    }
-
-    /// A client whose kernel holds next to nothing for it.
-    pub(crate) async fn connect_narrow(address: SocketAddr) -> std::io::Result<Self> {
-        let socket = TcpSocket::new_v4()?;
-        socket.set_recv_buffer_size(4_096)?;
-        Self::over(socket.connect(address).await?).await
-    }
-
-    async fn over(stream: TcpStream) -> std::io::Result<Self> {
-        let address = stream.peer_addr()?;
+        let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
         tokio::spawn(async move { drop(connection.await) });

@@ -269,7 +269,9 @@ impl ToolSpan {
             span.set_attribute(GEN_AI_OPERATION_NAME, EXECUTE_TOOL);
             span.set_attribute(GEN_AI_TOOL_NAME, tool.name.as_str().to_owned());
             span.set_attribute(GEN_AI_TOOL_TYPE, "function");
-            span.set_attribute(GEN_AI_TOOL_CALL_ID, call_id.to_owned());
+            if is_plain_id(call_id) {
+                span.set_attribute(GEN_AI_TOOL_CALL_ID, call_id.to_owned());
+            }
             match capture {
                 Capture::Nothing => {}
                 Capture::Content => content::of_call(&span, arguments),
@@ -358,6 +360,12 @@ impl std::fmt::Display for Name<'_> {
     }
 }
 
+/// Whether the id of a call is no more than an id. It comes out of the model's response and could hold anything.
+fn is_plain_id(id: &str) -> bool {
+    const LONGEST: usize = 64;
+    id.len() <= LONGEST && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte))
+}
+
 fn set_count(span: &Span, name: &'static str, count: u64) {
     span.set_attribute(name, i64::try_from(count).unwrap_or(i64::MAX));
 }
@@ -402,4 +410,19 @@ fn context_of(span: &Span) -> Option<TraceContext> {
         };
         context.with_state(&state)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_plain_id;
+
+    #[test]
+    fn only_what_looks_like_an_id_is_exported_as_one() {
+        for id in ["call_abc123", "toolu_01A09q90qw", "fc-1.2:3", &"x".repeat(64)] {
+            assert!(is_plain_id(id), "{id}");
+        }
+        for text in ["leaked prompt text: x", "a@example.com", "é", &"x".repeat(65)] {
+            assert!(!is_plain_id(text), "{text}");
+        }
+    }
 }

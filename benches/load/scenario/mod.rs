@@ -60,7 +60,7 @@ pub(crate) const SCENARIOS: [Scenario; 7] = [
     },
     Scenario {
         name: "fanout",
-        about: "many readers of one stream, many streams with some readers, and readers that stall",
+        about: "many readers of one stream, many streams with some readers, and readers that never read",
         run: |model, report| Box::pin(fanout::measure(model, report)),
     },
 ];
