@@ -79,6 +79,11 @@ impl Machine {
         &self.transcript
     }
 
+    /// What the caller said.
+    pub fn input(&self) -> impl Iterator<Item = &Message> {
+        self.transcript.messages().take(self.input_len).map(AsRef::as_ref)
+    }
+
     /// What the run was accepted as; its input has moved into the transcript.
     pub const fn spec(&self) -> &RunSpec {
         &self.spec

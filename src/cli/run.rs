@@ -121,19 +121,25 @@ async fn run_here(
     let shutdown = Shutdown::new();
     // Signals reach the run until it has ended, and the rest of the program after that.
     let mut working = std::pin::pin!(app.work(shutdown.clone()));
-    let exit = tokio::select! {
-        exit = show(&executor, request, json, &mut signals) => exit?,
+    let shown = tokio::select! {
+        shown = show(&executor, request, json, &mut signals) => shown,
         worked = &mut working => {
             worked?;
             anyhow::bail!("the work stopped before the run had ended")
         }
     };
-    if let Exit::Signal(_) = exit {
-        return Ok(exit);
-    }
     shutdown.soft().cancel();
+    match &shown {
+        Ok(Exit::Signal(_)) => return shown,
+        Ok(Exit::Code(_)) => {}
+        // Nobody sees how the run goes on. The database is closed before its directory goes.
+        Err(_) => shutdown.hard().cancel(),
+    }
     match shutdown.run(signals, drain, working).await {
-        Ended::Finished(worked) => worked.map(|()| exit),
+        Ended::Finished(worked) => {
+            let exit = shown?;
+            worked.map(|()| exit)
+        }
         Ended::Forced(signal) => Ok(Exit::Signal(signal)),
         Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
     }

@@ -65,7 +65,7 @@ impl Driver {
             deadline: Instant::now() + left,
             timeline: Timeline::of(&run, now),
             conversation: Conversation::default(),
-            watch: Watch::begin(&services, &run, machine.spec()),
+            watch: Watch::begin(&services, &run, &machine),
             services,
             scratch,
             run,

@@ -96,7 +96,7 @@ impl Inner {
         let transition = machine.observe(interrupt, &tools)?;
         commit(services.store.as_ref(), &live, &mut run, &machine, transition, moment).await?;
         // Not before: until it is committed, the run may be another task's.
-        Watch::begin(services, &run, machine.spec()).ended(&run, moment.ran_for);
+        Watch::begin(services, &run, &machine).ended(&run, moment.ran_for);
         Ok(())
     }
 }

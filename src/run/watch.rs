@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::services::Services;
+use crate::agent::Machine;
 use crate::domain::{FailureClass, ModelRequest, ModelTurn, Run, RunSpec, RunStatus, ToolOutcome, TraceContext};
 use crate::provider::Endpoint;
 use crate::telemetry::metric::{ModelLabels, ModelOutcome};
@@ -25,9 +26,10 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Begins.
-    pub(super) fn begin(services: &Services, run: &Run, spec: &RunSpec) -> Self {
+    pub(super) fn begin(services: &Services, run: &Run, machine: &Machine) -> Self {
+        let spec = machine.spec();
         let kind = services.catalog.get(&spec.model.provider).map(|endpoint| endpoint.kind);
-        let span = AgentSpan::begin(run.id, spec, kind, services.capture);
+        let span = AgentSpan::begin(run.id, spec, machine.input(), kind, services.capture);
         Self { span, step: None, metrics: services.metrics.clone(), capture: services.capture }
     }
 

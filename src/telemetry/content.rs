@@ -13,8 +13,8 @@ use super::names::{
 };
 use crate::domain::{Arguments, FinishReason, Message, ModelRequest, ModelTurn, Part, RunSpec, ToolCall, ToolOutcome};
 
-pub(super) fn of_agent(span: &Span, spec: &RunSpec) {
-    set(span, GEN_AI_INPUT_MESSAGES, &messages(spec.input.iter()));
+pub(super) fn of_agent<'m>(span: &Span, spec: &RunSpec, input: impl Iterator<Item = &'m Message>) {
+    set(span, GEN_AI_INPUT_MESSAGES, &messages(input));
     instructions(span, spec.instructions.as_deref());
 }
 

@@ -22,7 +22,7 @@ use super::names::{
 };
 use crate::config::ProviderKind;
 use crate::domain::{
-    End, FailureClass, FinishReason, ModelRequest, ModelTurn, Run, RunId, RunSpec, RunStatus, RunStatusName,
+    End, FailureClass, FinishReason, Message, ModelRequest, ModelTurn, Run, RunId, RunSpec, RunStatus, RunStatusName,
     ToolOutcome, ToolSpec, TraceContext,
 };
 
@@ -87,7 +87,14 @@ pub struct AgentSpan {
 
 impl AgentSpan {
     /// Begins below the caller's span, or as a trace of its own where the caller has none.
-    pub fn begin(run: RunId, spec: &RunSpec, kind: Option<ProviderKind>, capture: Capture) -> Self {
+    /// `input` is what the caller said.
+    pub fn begin<'m>(
+        run: RunId,
+        spec: &RunSpec,
+        input: impl Iterator<Item = &'m Message>,
+        kind: Option<ProviderKind>,
+        capture: Capture,
+    ) -> Self {
         let agent = &spec.agent;
         let span = tracing::info_span!(target: EXPORTED, parent: None, "invoke_agent",
             otel.name = %Name(INVOKE_AGENT, agent), otel.kind = "internal");
@@ -101,7 +108,7 @@ impl AgentSpan {
             span.set_attribute(RUN, run.to_string());
             match capture {
                 Capture::Nothing => {}
-                Capture::Content => content::of_agent(&span, spec),
+                Capture::Content => content::of_agent(&span, spec, input),
             }
         }
         Self { span, caller: spec.trace.clone(), ended: false }
