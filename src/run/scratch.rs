@@ -59,7 +59,10 @@ impl Scratch {
         let listed = tokio::task::spawn_blocking(move || match std::fs::read_dir(&dir) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(error),
-            Ok(entries) => Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()),
+            Ok(entries) => entries
+                .map(|entry| Ok(entry?.file_name().to_str().and_then(|name| name.parse().ok())))
+                .filter_map(std::io::Result::transpose)
+                .collect(),
         })
         .await;
         match listed {

@@ -309,14 +309,14 @@ impl Task {
     /// Commits a group and answers each of its callers, whatever happens.
     async fn commit(&mut self, mut group: Vec<Waiting>) {
         let mut attempt = 1;
-        let mut portion = Portion::Kind;
+        let mut batching = Batching::ByKind;
         while !group.is_empty() {
             if let Some(error) = self.state.broken.get() {
                 let error = error.clone();
                 return settle_all(group, || StoreError::Failed(error.clone().into()));
             }
             let begun = Instant::now();
-            let failure = match self.transaction(&mut group, portion).await {
+            let failure = match self.transaction(&mut group, batching).await {
                 Ok(()) => {
                     self.observer.committed(group.len(), begun.elapsed());
                     group.into_iter().for_each(|entry| entry.settle(Ok(())));
@@ -338,7 +338,9 @@ impl Task {
                 }
                 Severity::Busy => return settle_all(group, || StoreError::Unavailable(error.clone().into())),
                 // Which one it was shows when each is done by itself.
-                Severity::Statement if failure.at.len() > 1 && portion == Portion::Kind => portion = Portion::One,
+                Severity::Statement if failure.at.len() > 1 && batching == Batching::ByKind => {
+                    batching = Batching::OneByOne
+                }
                 // The others of the group did nothing wrong: they are done again without this one.
                 Severity::Statement if failure.at.len() == 1 => {
                     group.remove(failure.at.start).settle(Err(StoreError::Failed(error.into())));
@@ -348,7 +350,7 @@ impl Task {
         }
     }
 
-    async fn transaction(&mut self, group: &mut [Waiting], portion: Portion) -> Result<(), Failure> {
+    async fn transaction(&mut self, group: &mut [Waiting], batching: Batching) -> Result<(), Failure> {
         let trips = if group.len() > 1 { Trips::Parts } else { Trips::Few };
         let all = 0..group.len();
         let mut script = Script::new(&mut self.connection, trips);
@@ -356,23 +358,23 @@ impl Task {
         script.add("BEGIN IMMEDIATE");
         let mut from = 0;
         while let Some(kind) = group.get(from).map(|entry| entry.kind()) {
-            let count = match portion {
-                Portion::One => 1,
-                Portion::Kind => of_kind(group.get_mut(from..).unwrap_or_default(), kind.id),
+            let count = match batching {
+                Batching::OneByOne => 1,
+                Batching::ByKind => of_kind(group.get_mut(from..).unwrap_or_default(), kind.id),
             };
             let batch = from..from + count;
             let entries = group.get_mut(batch.clone()).unwrap_or_default();
             let applied = async {
                 (kind.apply_all)(entries, &mut script).await?;
-                match portion {
+                match batching {
                     // Which one fails has to show.
-                    Portion::One => script.flush().await,
-                    Portion::Kind => Ok(()),
+                    Batching::OneByOne => script.flush().await,
+                    Batching::ByKind => Ok(()),
                 }
             };
-            let at = match portion {
-                Portion::One => batch,
-                Portion::Kind => all.clone(),
+            let at = match batching {
+                Batching::OneByOne => batch,
+                Batching::ByKind => all.clone(),
             };
             applied.await.map_err(|error| Failure { error, at })?;
             from += count;
@@ -414,11 +416,11 @@ struct Failure {
 
 /// How many writes are done together.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Portion {
-    /// All of a kind.
-    Kind,
+enum Batching {
+    /// All of a kind together.
+    ByKind,
     /// One after the other.
-    One,
+    OneByOne,
 }
 
 /// Moves the writes of a kind to the front, in their order, and says how many there are.
