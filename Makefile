@@ -5,22 +5,41 @@ DENY_VERSION := 0.20.2
 DENY_ROOT := target/tools/cargo-deny-$(DENY_VERSION)
 DENY := $(DENY_ROOT)/bin/cargo-deny
 
-.PHONY: help run test bench bench-micro lint fmt openapi setup
+CHAOS := $(CARGO) test --locked --features failpoints --test chaos --
+
+.PHONY: help run test chaos chaos-short bench bench-micro lint fmt openapi image setup
 
 help:
 	@echo "make run      serve on 127.0.0.1:8080 with a demonstration run, until Ctrl-C"
-	@echo "make test     run all tests"
+	@echo "make test     run all tests; HAMES_TEST_POSTGRES=URL names a Postgres server to use"
+	@echo "make chaos-short  kill the server at random moments and at every commit, and check what it guarantees; chaos: for long"
 	@echo "make bench    load on a real server beside a floor, and the bars it has to keep; SCENARIOS=\"runs tokens\" for some"
 	@echo "make bench-micro  the parts that every run goes through, each by itself"
 	@echo "make lint     check format, lints, documentation, licences and sources of dependencies"
 	@echo "make fmt      format the code"
+	@echo "make image    build the container image"
 	@echo "make openapi  write openapi.yaml anew from the code"
 
 run:
 	$(CARGO) run --locked -- serve --demo
 
+# On the machine's Postgres, or on one that is made for it.
 test: setup
-	$(CARGO) test --locked
+	.ci/with-postgres $(CARGO) test --locked
+
+# The stores of the short form, with commas.
+STORES ?= sqlite,postgres
+chaos-short: setup
+	$(CHAOS) short --stores $(STORES)
+
+chaos: setup
+	$(CHAOS) checker
+	$(CHAOS) prove
+	$(CHAOS) commits
+	$(CHAOS) kill
+	$(CHAOS) sigterm
+	$(CHAOS) kill --store postgres
+	$(CHAOS) pg-restart
 
 # Nothing else should be at work on the machine.
 bench:
@@ -32,6 +51,7 @@ bench-micro:
 lint: $(DENY)
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --features failpoints --test chaos -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 	$(DENY) --locked check licenses bans sources
 
@@ -41,6 +61,9 @@ fmt:
 openapi:
 	$(CARGO) run --locked --quiet -- openapi > openapi.yaml.new
 	mv openapi.yaml.new openapi.yaml
+
+image:
+	docker build --tag hames:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml) .
 
 # Tests of process trees use setsid, of util-linux, which nearly every system has.
 setup:

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use hames::agent::{Checked, Machine, Observation, Toolbox, Transcript, select};
-use hames::config::{Durability, StoreConfig};
+use hames::config::StoreConfig;
 use hames::domain::{
     Arguments, AssistantMessage, ContextPolicy, ContextStrategy, Delta, Effect, EncodedBody, ErrorMark, Event,
-    EventBody, FinishReason, Limits, Message, ModelRequest, ModelTurn, OnRepeat, OutcomeKind, ParallelTools, Part, Run,
-    RunId, RunSpec, RunStatus, TenantId, Timestamp, ToolCall, ToolMessage, ToolOutcome, ToolSpec, Usage,
+    EventBody, FinishReason, Gate, Limits, Message, ModelRequest, ModelTurn, OnBusy, OnRepeat, OnUnknown, OutcomeKind,
+    ParallelTools, Part, Run, RunId, RunSpec, RunStatus, TenantId, Timestamp, ToolCall, ToolMessage, ToolOutcome,
+    ToolSpec, Usage,
 };
 use hames::event::{Activity, Bus};
 use hames::provider::DeltaSink;
@@ -46,7 +47,11 @@ struct Tools;
 
 impl Toolbox for Tools {
     fn check(&self, _call: &ToolCall) -> Checked {
-        Checked::Ready { effect: Effect::ReadOnly, pollable: false }
+        Checked::Ready { effect: Effect::ReadOnly, pollable: false, gate: Gate::Open }
+    }
+
+    fn on_unknown(&self, _call: &ToolCall) -> OnUnknown {
+        OnUnknown::Tell
     }
 }
 
@@ -62,6 +67,8 @@ fn spec() -> RunSpec {
         model: "local/model".parse().unwrap(),
         max_output_tokens: None,
         tools: vec!["read_file".parse().unwrap()],
+        client_tools: Vec::new(),
+        approval: Vec::new(),
         limits: Limits { max_steps: 100_000, max_tool_calls: 100_000, max_tokens: u64::MAX, ..Limits::default() },
         context: ContextPolicy {
             strategy: ContextStrategy::Trim,
@@ -135,7 +142,7 @@ fn round(machine: &mut Machine, round: usize) -> String {
 /// One round of a machine that has so many behind it.
 #[divan::bench(args = [10, 200])]
 fn machine_round(bencher: Bencher<'_, '_>, before: usize) {
-    let mut machine = Machine::new(spec(), 100).unwrap();
+    let mut machine = Machine::new(spec(), 100, Vec::new()).unwrap();
     machine.observe(Observation::Start, &Tools).unwrap();
     (1..=before).for_each(|number| drop(round(&mut machine, number)));
     bencher.with_inputs(|| machine.clone()).bench_values(|mut machine| (round(&mut machine, before + 1), machine));
@@ -208,6 +215,8 @@ fn run(number: u128) -> Run {
         status: RunStatus::Running { started_at: Timestamp::from_millis(0), deadline_at: Timestamp::from_millis(1) },
         agent: "default".into(),
         model: "local/model".parse().unwrap(),
+        thread: None,
+        continues: None,
         limits: Limits::default(),
         metadata: BTreeMap::new(),
         steps: 0,
@@ -216,6 +225,7 @@ fn run(number: u128) -> Run {
         created_at: Timestamp::from_millis(0),
         cancel_requested_at: None,
         last_seq: 0,
+        crashes: 0,
     }
 }
 
@@ -242,10 +252,22 @@ fn commit_a_step(bencher: Bencher<'_, '_>, runs: usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let url = format!("sqlite:{}", folder.path().join("bench.db").display());
-    let store: Arc<dyn Store> =
-        runtime.block_on(hames::store::open(&StoreConfig { url, durability: Durability::Full }, Arc::new(()))).unwrap();
+    let store: Arc<dyn Store> = runtime
+        .block_on(hames::store::open(
+            &StoreConfig { url: url.into(), ..StoreConfig::default() },
+            hames::store::WorkerId::new("bench".to_owned()),
+            Arc::new(()),
+        ))
+        .unwrap();
     let create = |number: usize| {
-        let new = NewRun { run: run(number as u128), spec: spec(), state: Some("{}".into()), events: Vec::new() };
+        let new = NewRun {
+            run: run(number as u128),
+            spec: spec(),
+            state: Some("{}".into()),
+            events: Vec::new(),
+            on_busy: OnBusy::Reject,
+            key: None,
+        };
         let store = Arc::clone(&store);
         async move { store.create_run(new).await.unwrap() }
     };
@@ -254,24 +276,31 @@ fn commit_a_step(bencher: Bencher<'_, '_>, runs: usize) {
         let started: EventBody = EventBody::ModelStart { step: 1, attempt: 1 };
         vec![EncodedBody::new(&started).unwrap(); 3]
     };
+    let mut after = 0;
     bencher.counter(ItemsCount::new(runs)).bench_local(|| {
+        let known = after;
         let commits = (0..runs).map(|number| {
             let run = run(number as u128);
             let commit = StepCommit {
                 run: run.id,
                 generation: 1,
+                after: known,
                 time: Timestamp::from_millis(0),
                 status: run.status,
                 cancel_requested_at: None,
                 steps: 1,
                 tool_calls: 0,
                 usage: Usage::default(),
+                crashes: 0,
+                inbox_read: 0,
                 state: Some("{}".into()),
                 events: events(),
+                key: None,
             };
             let store = Arc::clone(&store);
             async move { store.commit_step(commit).await.unwrap() }
         });
+        after += 3;
         runtime.block_on(futures_util::future::join_all(commits))
     });
     runtime.block_on(store.close());

@@ -15,7 +15,7 @@ use crate::http::{AgentView, HttpParts, HttpState, ProviderView, Stages, router,
 use crate::provider::{Catalog, Endpoint};
 use crate::run::{AgentError, Agents, Services, Supervisor};
 use crate::shutdown::Shutdown;
-use crate::store::{self, CommitObserver, Store};
+use crate::store::{self, CommitObserver, Store, WorkerId};
 use crate::telemetry::{Capture, Metrics};
 use crate::time::{Clock, Ids, SystemClock, random_bytes};
 use crate::tool::Tool;
@@ -78,9 +78,10 @@ impl App {
         let agents = build_agents(&config, &registry, &catalog).map_err(|errors| anyhow::anyhow!(joined(&errors)))?;
         let agents = Arc::new(agents);
         let observer = Arc::new(Commits(metrics.clone()));
-        let store = store::open(&config.store, observer).await.context("the database cannot be opened")?;
-        let bus = Bus::new();
         let ids = Arc::new(Ids::default());
+        let worker = WorkerId::new(ids.next(clock.now()).simple().to_string());
+        let store = store::open(&config.store, worker, observer).await.context("the database cannot be opened")?;
+        let bus = Bus::new();
         let keep_alive = Duration::from_millis(config.server.keep_alive_ms);
         let streams = Streams::new(Arc::clone(&store), bus.clone(), keep_alive);
         let supervisor = Supervisor::start(Services {
@@ -93,6 +94,7 @@ impl App {
             ids: Arc::clone(&ids),
             jitter: Box::new(random_fraction),
             run: config.run,
+            retention: config.retention,
             ceilings: config.limits,
             metrics: metrics.clone(),
             capture: Capture::of(config.telemetry.capture_content),
@@ -176,6 +178,7 @@ impl App {
             // What cannot be recorded need not be waited for.
             () = self.store.failed() => self.supervisor.halt().await,
         }
+        self.supervisor.release().await;
         self.stages.closing.cancel();
         ended
     }

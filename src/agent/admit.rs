@@ -1,11 +1,14 @@
 //! Whether a model response can be taken, and which of its calls can run.
 
-use crate::domain::{Effect, FailureClass, ModelFailure, ModelTurn, ToolCall};
+use crate::domain::{Effect, FailureClass, Gate, ModelFailure, ModelTurn, OnUnknown, ToolCall};
 
 /// What the machine asks about tools. Pure: the same call always gets the same answer within a run.
 pub trait Toolbox {
     /// Checks a call's name and arguments.
     fn check(&self, call: &ToolCall) -> Checked;
+
+    /// What to do about a call that was started when a crash hid its outcome, and that must not be run again.
+    fn on_unknown(&self, call: &ToolCall) -> OnUnknown;
 }
 
 /// The answer to a call.
@@ -17,6 +20,8 @@ pub enum Checked {
         effect: Effect,
         /// Repeating it is how it is used.
         pollable: bool,
+        /// What has to come from outside.
+        gate: Gate,
     },
     /// It cannot run; the text tells the model why and what would be right.
     Invalid(String),

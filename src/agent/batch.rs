@@ -5,10 +5,10 @@ use super::admit::{Checked, Toolbox};
 use super::cut::cut_middle;
 use super::machine::Machine;
 use super::repeat::Candidate;
-use super::state::{Interrupt, Phase, Slot, UnexpectedObservation};
+use super::state::{Interrupt, Phase, Slot, UnexpectedObservation, Valid};
 use crate::domain::{
-    AssistantMessage, Effect, EndStatus, ErrorMark, EventBody, FinishReason, Message, ModelTurn, OnRepeat, OutcomeKind,
-    ParallelTools, ToolCall, ToolMessage, ToolOutcome,
+    AssistantMessage, Effect, EndStatus, ErrorMark, EventBody, FinishReason, Gate, Message, ModelTurn, OnRepeat,
+    OutcomeKind, ParallelTools, PendingKind, ToolCall, ToolMessage, ToolOutcome,
 };
 
 impl Machine {
@@ -61,8 +61,12 @@ impl Machine {
                 _ if finish == FinishReason::Length => Some((OutcomeKind::Refused, CUT_OFF.to_owned())),
                 (_, Some(earlier)) => Some((OutcomeKind::Refused, repeat_notice(earlier.as_deref()))),
                 (Checked::Invalid(problem), None) => Some((OutcomeKind::Error, problem)),
-                (Checked::Ready { effect, .. }, None) => {
-                    slots.push(Slot::Pending(effect));
+                (Checked::Ready { effect, gate, .. }, None) => {
+                    slots.push(match gate {
+                        Gate::Open => Slot::Pending(Valid::as_asked(effect)),
+                        Gate::Approval => Slot::Asked(PendingKind::Approval),
+                        Gate::Client => Slot::Asked(PendingKind::Client),
+                    });
                     None
                 }
             };
@@ -73,20 +77,30 @@ impl Machine {
             }
         }
         self.state.phase = Phase::Tools { slots };
-        self.go_on_with_batch(events);
-        Ok(())
+        self.go_on_with_batch(events)
     }
 
-    /// Starts what comes next of the batch, or goes back to the model when all of it is answered.
-    pub(super) fn go_on_with_batch(&mut self, events: &mut Vec<EventBody>) {
-        let Phase::Tools { slots } = &mut self.state.phase else { return };
-        if slots.iter().any(|slot| matches!(slot, Slot::Started)) {
-            return;
+    /// Starts what comes next of the batch; waits when that needs an answer from outside; goes back to the model when
+    /// all of it is answered.
+    pub(super) fn go_on_with_batch(&mut self, events: &mut Vec<EventBody>) -> Result<(), UnexpectedObservation> {
+        let Phase::Tools { slots } = &mut self.state.phase else { return Ok(()) };
+        if slots.iter().any(|slot| matches!(slot, Slot::Started(_))) {
+            return Ok(());
+        }
+        let next = slots.iter().find(|slot| !matches!(slot, Slot::Done));
+        if matches!(next, Some(Slot::Asked(_))) {
+            self.state.phase = Phase::Waiting { slots: std::mem::take(slots) };
+            return Ok(());
         }
         let calls = self.transcript.last_round().map_or(&[][..], |round| &round.tool_calls);
         let mut group: Option<Effect> = None;
         for (slot, call) in slots.iter_mut().zip(calls) {
-            let Slot::Pending(effect) = *slot else { continue };
+            let valid = match slot {
+                Slot::Done => continue,
+                Slot::Pending(valid) => valid.clone(),
+                Slot::Asked(_) | Slot::Started(_) => break,
+            };
+            let effect = valid.effect;
             let joins = match group {
                 None => true,
                 Some(Effect::ReadOnly) => {
@@ -98,17 +112,13 @@ impl Machine {
                 break;
             }
             group = Some(effect);
-            *slot = Slot::Started;
-            events.push(EventBody::ToolStart {
-                step: self.state.steps,
-                call_id: call.id.clone(),
-                name: call.name.clone(),
-                arguments: call.arguments.clone(),
-                effect,
-            });
+            let ToolCall { id, name, arguments } = valid.apply(call);
+            *slot = Slot::Started(valid);
+            events.push(EventBody::ToolStart { step: self.state.steps, call_id: id, name, arguments, effect });
         }
-        if group.is_none() {
-            self.enter_model(events);
+        match group {
+            Some(_) => Ok(()),
+            None => self.enter_model(events),
         }
     }
 
@@ -121,10 +131,14 @@ impl Machine {
         let call = position.and_then(|position| self.batch().get(position).cloned());
         let slot = match &mut self.state.phase {
             Phase::Tools { slots } => position.and_then(|position| slots.get_mut(position)),
-            Phase::New | Phase::Model { .. } | Phase::Finished { .. } => None,
+            Phase::New
+            | Phase::Model { .. }
+            | Phase::Waiting { .. }
+            | Phase::Answered { .. }
+            | Phase::Finished { .. } => None,
         };
         match (slot, call) {
-            (Some(slot @ Slot::Started), Some(call)) => {
+            (Some(slot @ Slot::Started(_)), Some(call)) => {
                 *slot = Slot::Done;
                 self.answer(&call, outcome, events)
             }
@@ -138,18 +152,26 @@ impl Machine {
         cause: &Interrupt,
         events: &mut Vec<EventBody>,
     ) -> Result<(), UnexpectedObservation> {
-        let Phase::Tools { slots } = &mut self.state.phase else { return Ok(()) };
+        let (Phase::Tools { slots } | Phase::Waiting { slots } | Phase::Answered { slots }) = &mut self.state.phase
+        else {
+            return Ok(());
+        };
         let done = vec![Slot::Done; slots.len()];
         let slots = std::mem::replace(slots, done);
         for (call, slot) in self.batch().to_vec().iter().zip(slots) {
             let (kind, content) = match (slot, cause) {
                 (Slot::Done, _) => continue,
                 (Slot::Pending(_), _) => (OutcomeKind::Aborted, "The run ended before this call was started."),
-                (Slot::Started, Interrupt::WorkerLost(_)) => (
-                    OutcomeKind::OutcomeUnknown,
-                    "This call was started and its outcome is unknown; it may have had its effect.",
-                ),
-                (Slot::Started, Interrupt::Cancel | Interrupt::Deadline | Interrupt::Failed(_)) => (
+                (Slot::Asked(PendingKind::Client | PendingKind::Approval), _) => {
+                    (OutcomeKind::Aborted, "The run ended before this call was answered.")
+                }
+                (Slot::Asked(PendingKind::UnknownOutcome), _) | (Slot::Started(_), Interrupt::WorkerLost(_)) => {
+                    (OutcomeKind::OutcomeUnknown, UNKNOWN_OUTCOME)
+                }
+                (
+                    Slot::Started(_),
+                    Interrupt::Cancel | Interrupt::Deadline | Interrupt::WaitExpired | Interrupt::Failed(_),
+                ) => (
                     OutcomeKind::Aborted,
                     "The run ended while this call was running; it may have had some of its effect.",
                 ),
@@ -160,7 +182,7 @@ impl Machine {
         Ok(())
     }
 
-    fn answer(
+    pub(super) fn answer(
         &mut self,
         call: &ToolCall,
         outcome: ToolOutcome,
@@ -205,6 +227,9 @@ impl Machine {
             .map(|result| result.content.clone())
     }
 }
+
+pub(super) const UNKNOWN_OUTCOME: &str =
+    "This call was started and its outcome is unknown; it may have had its effect. Find out before you repeat it.";
 
 const CUT_OFF: &str = "Not executed: your response was cut off by the output limit, so this call may be incomplete. \
     Make a shorter call, or split the work into several calls.";

@@ -31,8 +31,10 @@ pub struct Machine {
 
 impl Machine {
     /// A run that was never started. `head_tokens` is the estimated cost of instructions and tool schemas.
-    pub fn new(mut spec: RunSpec, head_tokens: u64) -> Result<Self, IllFormed> {
-        let transcript = Transcript::from_messages(std::mem::take(&mut spec.input))?;
+    /// `history` is what was said in the runs that it continues.
+    pub fn new(mut spec: RunSpec, head_tokens: u64, history: Vec<Message>) -> Result<Self, IllFormed> {
+        let input = std::mem::take(&mut spec.input);
+        let transcript = Transcript::from_messages(history.into_iter().chain(input))?;
         let state = AgentState {
             steps: 0,
             tool_calls: 0,
@@ -41,6 +43,8 @@ impl Machine {
             repeat_warned: false,
             limits_warned: BTreeSet::new(),
             dropped: 0,
+            limits: None,
+            said: Vec::new(),
             phase: Phase::New,
         };
         let repeats = Repeats::new(spec.repeat_limit);
@@ -51,11 +55,15 @@ impl Machine {
     pub fn restore(
         spec: RunSpec,
         head_tokens: u64,
+        history: Vec<Message>,
         state: AgentState,
         messages: Vec<Message>,
         toolbox: &dyn Toolbox,
     ) -> Result<Self, IllFormed> {
-        let mut machine = Self::new(spec, head_tokens)?;
+        let mut machine = Self::new(spec, head_tokens, history)?;
+        if let Some(limits) = state.limits {
+            machine.spec.limits = limits;
+        }
         for message in messages {
             let position = machine.transcript.len();
             if let Message::Assistant(assistant) = &message
@@ -99,7 +107,9 @@ impl Machine {
                 // Entering this phase made sure that a selection exists.
                 messages: self.selection().map(|selection| selection.messages(&self.transcript)).unwrap_or_default(),
             }),
-            Phase::Tools { slots } => Step::RunTools(self.started(slots).cloned().collect()),
+            Phase::Tools { slots } => Step::RunTools(self.started(slots).collect()),
+            Phase::Waiting { .. } => Step::Wait,
+            Phase::Answered { .. } => Step::Resume,
             Phase::Finished { end } => Step::Finish(end.clone()),
         }
     }
@@ -108,22 +118,30 @@ impl Machine {
     pub const fn end(&self) -> Option<&End> {
         match &self.state.phase {
             Phase::Finished { end } => Some(end),
-            Phase::New | Phase::Model { .. } | Phase::Tools { .. } => None,
+            Phase::New | Phase::Model { .. } | Phase::Tools { .. } | Phase::Waiting { .. } | Phase::Answered { .. } => {
+                None
+            }
         }
     }
 
     /// What the run is doing, without what that takes.
-    pub fn doing(&self) -> Doing<'_, impl Iterator<Item = &ToolCall>> {
+    pub fn doing(&self) -> Doing<'_, impl Iterator<Item = ToolCall>> {
         match &self.state.phase {
             Phase::New => Doing::Nothing,
             Phase::Model { attempt } => Doing::Calling { step: self.state.steps + 1, attempt: *attempt },
             Phase::Tools { slots } => Doing::Running(self.started(slots)),
-            Phase::Finished { .. } => Doing::Over,
+            Phase::Waiting { slots } => Doing::Waiting(self.asked(slots)),
+            Phase::Answered { .. } => Doing::Answered,
+            Phase::Finished { end } => Doing::Over(end),
         }
     }
 
-    fn started<'a>(&'a self, slots: &'a [Slot]) -> impl Iterator<Item = &'a ToolCall> {
-        self.batch().iter().zip(slots).filter(|(_, slot)| matches!(slot, Slot::Started)).map(|(call, _)| call)
+    /// The calls that run, with the arguments they run with.
+    fn started<'a>(&'a self, slots: &'a [Slot]) -> impl Iterator<Item = ToolCall> {
+        self.batch().iter().zip(slots).filter_map(|(call, slot)| match slot {
+            Slot::Started(valid) => Some(valid.apply(call)),
+            Slot::Pending(_) | Slot::Asked(_) | Slot::Done => None,
+        })
     }
 
     /// Takes what happened and decides what follows.
@@ -136,11 +154,17 @@ impl Machine {
         match (observation, &self.state.phase) {
             (Observation::Start, Phase::New) => {
                 events.push(EventBody::RunStart { agent: self.spec.agent.clone(), model: self.spec.model.clone() });
-                self.enter_model(&mut events);
+                self.enter_model(&mut events)?;
             }
-            (Observation::Start, phase @ (Phase::Model { .. } | Phase::Tools { .. } | Phase::Finished { .. })) => {
-                return Err(unexpected("a start", phase));
+            (Observation::TakenOver, _) => self.go_on_elsewhere(toolbox, &mut events)?,
+            (Observation::Answers(answers), Phase::Waiting { .. }) => {
+                self.take_answers(answers, toolbox, &mut events)?;
             }
+            (Observation::Resumed, Phase::Answered { slots }) => {
+                self.state.phase = Phase::Tools { slots: slots.clone() };
+                self.go_on_with_batch(&mut events)?;
+            }
+            (Observation::Said(items), _) => self.hear(items, &mut events)?,
             (Observation::ModelTurn { turn, duration_ms }, Phase::Model { attempt }) => {
                 let attempt = *attempt;
                 self.take_turn(turn, attempt, duration_ms, toolbox, &mut events)?;
@@ -162,25 +186,16 @@ impl Machine {
                         let error = RunError { code: "tool_failed".to_owned(), message, retryable: false };
                         self.interrupt(Interrupt::Failed(error), Vec::new(), Vec::new(), &mut events)?;
                     }
-                    None => self.go_on_with_batch(&mut events),
+                    None => self.go_on_with_batch(&mut events)?,
                 }
             }
             (
                 Observation::Interrupt { cause, partial, outcomes },
-                Phase::New | Phase::Model { .. } | Phase::Tools { .. },
+                Phase::New | Phase::Model { .. } | Phase::Tools { .. } | Phase::Waiting { .. } | Phase::Answered { .. },
             ) => {
                 self.interrupt(cause, partial, outcomes, &mut events)?;
             }
-            (Observation::Interrupt { .. }, Phase::Finished { .. }) => {
-                return Err(unexpected("an interrupt", &self.state.phase));
-            }
-            (Observation::ToolOutcomes { .. }, phase @ (Phase::New | Phase::Model { .. } | Phase::Finished { .. })) => {
-                return Err(unexpected("a tool outcome", phase));
-            }
-            (
-                Observation::ModelTurn { .. } | Observation::ModelRetry { .. } | Observation::ModelFailed { .. },
-                phase @ (Phase::New | Phase::Tools { .. } | Phase::Finished { .. }),
-            ) => return Err(unexpected("a model response", phase)),
+            (observation, phase) => return Err(unexpected(&observation, phase)),
         }
         Ok(Transition { events })
     }
@@ -225,22 +240,23 @@ impl Machine {
     }
 
     /// Goes to the next model call if every limit allows it, else ends the run.
-    pub(super) fn enter_model(&mut self, events: &mut Vec<EventBody>) {
+    pub(super) fn enter_model(&mut self, events: &mut Vec<EventBody>) -> Result<(), UnexpectedObservation> {
+        self.say_what_was_heard(events)?;
         let limits = self.spec.limits;
         if self.state.steps >= limits.max_steps {
             let words = format!("the run used max_steps = {} and the model still calls tools", limits.max_steps);
             self.stop(EndStatus::StepLimit, words, None);
-            return;
+            return Ok(());
         }
         let selection = match self.selection() {
             Ok(selection) => selection,
             Err(limit) => {
                 self.stop(EndStatus::ContextLimit, limit.to_string(), None);
-                return;
+                return Ok(());
             }
         };
         if !self.has_tokens_for(selection.tokens) {
-            return;
+            return Ok(());
         }
         let step = self.state.steps + 1;
         if selection.dropped > self.state.dropped {
@@ -254,6 +270,7 @@ impl Machine {
         self.warn_of_limits(events);
         self.state.phase = Phase::Model { attempt: 1 };
         events.push(EventBody::ModelStart { step, attempt: 1 });
+        Ok(())
     }
 
     /// Counts an attempt that was cut off against the budget, and goes on to the next when there is room for it.
@@ -265,7 +282,7 @@ impl Machine {
         delay_ms: u64,
         events: &mut Vec<EventBody>,
     ) {
-        let request = self.selection().map_or(0, |selection| selection.tokens);
+        let request = self.request_tokens();
         if !partial.is_empty() {
             let heard: u64 = partial.iter().map(estimate_part).sum();
             self.state.spent_tokens = self.state.spent_tokens.saturating_add(request).saturating_add(heard);
@@ -284,7 +301,7 @@ impl Machine {
     }
 
     /// Ends the run when a request of this size does not fit what is left of `max_tokens`.
-    fn has_tokens_for(&mut self, request: u64) -> bool {
+    pub(super) fn has_tokens_for(&mut self, request: u64) -> bool {
         let (used, max) = (self.state.spent_tokens, self.spec.limits.max_tokens);
         let fits = used.saturating_add(request) <= max;
         if !fits {
@@ -310,7 +327,7 @@ impl Machine {
         }
     }
 
-    fn interrupt(
+    pub(super) fn interrupt(
         &mut self,
         cause: Interrupt,
         partial: Vec<Part>,
@@ -334,6 +351,17 @@ impl Machine {
                 RunError {
                     code: "timeout".to_owned(),
                     message: format!("the run did not finish within timeout_ms = {}", self.spec.limits.timeout_ms),
+                    retryable: true,
+                },
+            ),
+            Interrupt::WaitExpired => (
+                EndStatus::Timeout,
+                RunError {
+                    code: "wait_expired".to_owned(),
+                    message: format!(
+                        "what the run waited for did not come within wait_timeout_ms = {}",
+                        self.spec.limits.wait_timeout_ms
+                    ),
                     retryable: true,
                 },
             ),
@@ -405,22 +433,41 @@ impl Machine {
         })
     }
 
+    /// Estimated tokens of the next request.
+    pub(super) fn request_tokens(&self) -> u64 {
+        self.selection().map_or(0, |selection| selection.tokens)
+    }
+
     fn selection(&self) -> Result<Selection, ContextLimit> {
         select(&self.transcript, self.head_tokens, self.spec.context.max_tokens)
     }
 
     fn estimated_call(&self, turn: &ModelTurn) -> u64 {
-        let request = self.selection().map_or(0, |selection| selection.tokens);
+        let request = self.request_tokens();
         let calls: u64 = turn.tool_calls.iter().map(|call| estimate_text(&call.arguments.canonical())).sum();
         request.saturating_add(estimate_text(&turn.text())).saturating_add(calls)
     }
 }
 
-fn unexpected(observation: &'static str, phase: &Phase) -> UnexpectedObservation {
+fn unexpected(observation: &Observation, phase: &Phase) -> UnexpectedObservation {
+    let observation = match observation {
+        Observation::Start => "a start",
+        Observation::ModelTurn { .. } | Observation::ModelRetry { .. } | Observation::ModelFailed { .. } => {
+            "a model response"
+        }
+        Observation::ToolOutcomes { .. } => "a tool outcome",
+        Observation::TakenOver => "a change of hands",
+        Observation::Answers(_) => "an answer from outside",
+        Observation::Resumed => "a resumption",
+        Observation::Said(_) => "a message",
+        Observation::Interrupt { .. } => "an interrupt",
+    };
     let expected = match phase {
         Phase::New => "the run has not started",
         Phase::Model { .. } => "a model response is awaited",
         Phase::Tools { .. } => "tool outcomes are awaited",
+        Phase::Waiting { .. } => "answers from outside are awaited",
+        Phase::Answered { .. } => "a worker has to go on",
         Phase::Finished { .. } => "the run is over",
     };
     UnexpectedObservation::Phase { observation, expected }
@@ -428,4 +475,4 @@ fn unexpected(observation: &'static str, phase: &Phase) -> UnexpectedObservation
 
 #[cfg(test)]
 #[path = "machine_tests.rs"]
-mod tests;
+pub(super) mod tests;

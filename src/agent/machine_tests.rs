@@ -8,29 +8,47 @@ use serde_json::{Value, json};
 use super::super::Checked;
 use super::*;
 use crate::domain::{
-    Arguments, ContextPolicy, ContextStrategy, Effect, FinishReason, Limits, OnRepeat, OutcomeKind, ParallelTools,
-    TokenUsage, ToolCall, ToolOutcome,
+    Arguments, ContextPolicy, ContextStrategy, Effect, FinishReason, Gate, Limits, OnRepeat, OnUnknown, OutcomeKind,
+    ParallelTools, TokenUsage, ToolCall, ToolOutcome,
 };
 
 /// `read` and `look` only read, `write` changes things, `poll` may be repeated; nothing else exists.
-struct Tools;
+pub(in crate::agent) struct Tools;
 
 impl Toolbox for Tools {
     fn check(&self, call: &ToolCall) -> Checked {
         let ready = |effect, pollable| match &call.arguments {
-            Arguments::Object(_) => Checked::Ready { effect, pollable },
+            Arguments::Object(object) if object.contains_key("refuse") => Checked::Invalid("no".into()),
+            Arguments::Object(_) => Checked::Ready { effect, pollable, gate: gate(&call.name) },
             Arguments::Malformed(raw) => Checked::Invalid(format!("arguments must be one JSON object, not {raw}")),
         };
         match call.name.as_str() {
             "read" | "look" => ready(Effect::ReadOnly, false),
             "poll" => ready(Effect::ReadOnly, true),
-            "write" => ready(Effect::SideEffect, false),
+            "write" | "guarded" | "ask" | "held" | "fatal" => ready(Effect::SideEffect, false),
+            "put" => ready(Effect::Idempotent, false),
             other => Checked::Invalid(format!("there is no tool `{other}`")),
+        }
+    }
+
+    fn on_unknown(&self, call: &ToolCall) -> OnUnknown {
+        match call.name.as_str() {
+            "held" => OnUnknown::Hold,
+            "fatal" => OnUnknown::Fail,
+            _ => OnUnknown::Tell,
         }
     }
 }
 
-fn spec(limits: Limits) -> RunSpec {
+fn gate(name: &str) -> Gate {
+    match name {
+        "guarded" => Gate::Approval,
+        "ask" => Gate::Client,
+        _ => Gate::Open,
+    }
+}
+
+pub(in crate::agent) fn spec(limits: Limits) -> RunSpec {
     RunSpec {
         agent: "a".into(),
         input: vec![Message::user("do it")],
@@ -38,6 +56,8 @@ fn spec(limits: Limits) -> RunSpec {
         model: "p/m".parse().unwrap(),
         max_output_tokens: None,
         tools: Vec::new(),
+        client_tools: Vec::new(),
+        approval: Vec::new(),
         limits,
         context: ContextPolicy { strategy: ContextStrategy::Trim, max_tokens: 100_000, max_tool_result_chars: 8_000 },
         on_repeat: OnRepeat::Warn,
@@ -49,34 +69,34 @@ fn spec(limits: Limits) -> RunSpec {
     }
 }
 
-fn call(id: &str, name: &str, raw: &str) -> ToolCall {
+pub(in crate::agent) fn call(id: &str, name: &str, raw: &str) -> ToolCall {
     ToolCall { id: id.into(), name: name.into(), arguments: Arguments::parse(raw) }
 }
 
-fn turn(text: &str, tool_calls: Vec<ToolCall>) -> Observation {
+pub(in crate::agent) fn turn(text: &str, tool_calls: Vec<ToolCall>) -> Observation {
     let content = if text.is_empty() { Vec::new() } else { vec![Part::Text { text: text.into() }] };
     let finish = if tool_calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls };
     Observation::ModelTurn { turn: ModelTurn { content, tool_calls, finish, usage: None }, duration_ms: 1 }
 }
 
-fn done(id: &str, content: &str) -> ToolOutcome {
+pub(in crate::agent) fn done(id: &str, content: &str) -> ToolOutcome {
     ToolOutcome { call_id: id.into(), kind: OutcomeKind::Result, content: content.into(), duration_ms: 1 }
 }
 
-fn outcomes(outcomes: Vec<ToolOutcome>) -> Observation {
+pub(in crate::agent) fn outcomes(outcomes: Vec<ToolOutcome>) -> Observation {
     Observation::ToolOutcomes { outcomes, fatal: None }
 }
 
-fn interrupt(cause: Interrupt) -> Observation {
+pub(in crate::agent) fn interrupt(cause: Interrupt) -> Observation {
     Observation::Interrupt { cause, partial: Vec::new(), outcomes: Vec::new() }
 }
 
-fn start(spec: RunSpec) -> Machine {
+pub(in crate::agent) fn start(spec: RunSpec) -> Machine {
     started(spec).0
 }
 
 fn started(spec: RunSpec) -> (Machine, Transition) {
-    let mut machine = Machine::new(spec, 0).unwrap();
+    let mut machine = Machine::new(spec, 0, Vec::new()).unwrap();
     assert_eq!(machine.step(), Step::Start);
     let transition = machine.observe(Observation::Start, &Tools).unwrap();
     (machine, transition)
@@ -89,7 +109,7 @@ fn kinds(transition: &Transition) -> Vec<&'static str> {
 fn running(machine: &Machine) -> Vec<String> {
     match machine.step() {
         Step::RunTools(calls) => calls.into_iter().map(|call| call.id).collect(),
-        Step::Start | Step::CallModel(_) | Step::Finish(_) => Vec::new(),
+        Step::Start | Step::CallModel(_) | Step::Wait | Step::Resume | Step::Finish(_) => Vec::new(),
     }
 }
 
@@ -124,7 +144,7 @@ fn an_answer_ends_the_run() {
 
 #[test]
 fn a_run_cancelled_before_it_started_never_started() {
-    let mut machine = Machine::new(spec(Limits::default()), 0).unwrap();
+    let mut machine = Machine::new(spec(Limits::default()), 0, Vec::new()).unwrap();
     assert_eq!(kinds(&machine.observe(interrupt(Interrupt::Cancel), &Tools).unwrap()), ["cancel_requested"]);
     assert_eq!(ending(&machine), (RunStatus::Stopped(EndStatus::Aborted), None));
     assert!(machine.observe(Observation::Start, &Tools).is_err());
@@ -546,7 +566,7 @@ proptest! {
             // Another process would go on exactly here.
             let state = serde_json::from_str(&serde_json::to_string(machine.state()).unwrap()).unwrap();
             let messages = machine.transcript().messages().skip(1).map(|m| (**m).clone()).collect();
-            let restored = Machine::restore(spec.clone(), 0, state, messages, &Tools).unwrap();
+            let restored = Machine::restore(spec.clone(), 0, Vec::new(), state, messages, &Tools).unwrap();
             prop_assert_eq!(&restored, &machine);
 
             if let Step::CallModel(next) = machine.step() {

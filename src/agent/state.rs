@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::transcript::IllFormed;
 use crate::domain::{
-    Effect, End, EventBody, LimitKind, Message, ModelFailure, ModelTurn, Part, RunError, ToolCall, ToolOutcome, Usage,
+    Arguments, Effect, End, EventBody, InboxItem, LimitKind, Limits, Message, ModelFailure, ModelTurn, Part,
+    PendingCall, PendingKind, RunError, ToolCall, ToolOutcome, Usage, UserMessage,
 };
 
 /// Where a run stands between two steps, without what its spec and its transcript already say. Its JSON is stored
@@ -28,6 +30,12 @@ pub struct AgentState {
     pub(super) limits_warned: BTreeSet<LimitKind>,
     /// Messages left out of the newest request.
     pub(super) dropped: usize,
+    /// The bounds, once they were changed while the run was active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) limits: Option<Limits>,
+    /// What the caller said since the last model call; enters the transcript before the next one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) said: Vec<UserMessage>,
     pub(super) phase: Phase,
 }
 
@@ -40,20 +48,48 @@ pub(super) enum Phase {
     Model { attempt: u32 },
     /// The newest batch is at work: one slot per call, in order.
     Tools { slots: Vec<Slot> },
+    /// The newest batch waits for answers from outside.
+    Waiting { slots: Vec<Slot> },
+    /// The answers are there, and a worker has to go on with the batch.
+    Answered { slots: Vec<Slot> },
     /// Over.
     Finished { end: End },
 }
 
 /// Where one call of the batch stands.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Slot {
     /// Valid, not started.
-    Pending(Effect),
+    Pending(Valid),
+    /// Somebody outside has to answer first.
+    Asked(PendingKind),
     /// Its start is recorded, its outcome is not.
-    Started,
+    Started(Valid),
     /// It has its outcome.
     Done,
+}
+
+/// A call that can run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Valid {
+    /// What it can change.
+    pub(super) effect: Effect,
+    /// Its arguments, when somebody replaced those of the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) edited: Option<Arguments>,
+}
+
+impl Valid {
+    pub(super) const fn as_asked(effect: Effect) -> Self {
+        Self { effect, edited: None }
+    }
+
+    /// The call as it is run.
+    pub(super) fn apply(&self, call: &ToolCall) -> ToolCall {
+        let arguments = self.edited.as_ref().unwrap_or(&call.arguments).clone();
+        ToolCall { id: call.id.clone(), name: call.name.clone(), arguments }
+    }
 }
 
 /// What is to be done now.
@@ -65,12 +101,16 @@ pub enum Step {
     CallModel(ModelCall),
     /// Run these calls, all at the same time, and observe each outcome. Their starts are recorded.
     RunTools(Vec<ToolCall>),
+    /// Let go of the run until answers come from outside.
+    Wait,
+    /// Observe that a worker goes on.
+    Resume,
     /// Nothing; the run is over.
     Finish(End),
 }
 
 /// What a run is doing between two steps.
-pub enum Doing<'a, I: Iterator<Item = &'a ToolCall>> {
+pub enum Doing<'a, I: Iterator<Item = ToolCall>> {
     /// It has not started.
     Nothing,
     /// The model is called.
@@ -82,8 +122,12 @@ pub enum Doing<'a, I: Iterator<Item = &'a ToolCall>> {
     },
     /// These calls run.
     Running(I),
+    /// These calls wait for answers from outside.
+    Waiting(Vec<PendingCall>),
+    /// The answers are there, and a worker has to go on.
+    Answered,
     /// It is over.
-    Over,
+    Over(&'a End),
 }
 
 /// One model call.
@@ -134,6 +178,14 @@ pub enum Observation {
         /// A tool says that the run cannot go on.
         fatal: Option<String>,
     },
+    /// Another worker had the run, and what it did since its last commit is lost.
+    TakenOver,
+    /// Somebody outside answered.
+    Answers(Vec<Answer>),
+    /// A worker goes on once the answers are there.
+    Resumed,
+    /// Things were said to the run.
+    Said(Vec<InboxItem>),
     /// The run has to end now.
     Interrupt {
         /// Why.
@@ -145,6 +197,90 @@ pub enum Observation {
     },
 }
 
+/// What somebody outside says of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// What came of it: of a call the caller executed, or of one whose outcome was unknown.
+    Result {
+        /// The call.
+        call_id: String,
+        /// What the model reads.
+        content: String,
+        /// Whether it failed.
+        is_error: bool,
+    },
+    /// It may run.
+    Approve {
+        /// The call.
+        call_id: String,
+    },
+    /// It may run with other arguments.
+    Edit {
+        /// The call.
+        call_id: String,
+        /// The arguments.
+        arguments: Map<String, Value>,
+    },
+    /// It may not run.
+    Deny {
+        /// The call.
+        call_id: String,
+        /// What the model is told.
+        message: Option<String>,
+    },
+}
+
+impl Answer {
+    /// The call.
+    pub fn call_id(&self) -> &str {
+        match self {
+            Self::Result { call_id, .. }
+            | Self::Approve { call_id }
+            | Self::Edit { call_id, .. }
+            | Self::Deny { call_id, .. } => call_id,
+        }
+    }
+}
+
+/// An answer cannot be taken. None of those it came with is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerProblem {
+    /// No call of that id waits for an answer.
+    #[error("call `{call_id}` does not wait for an answer; {}", waiting(.pending))]
+    NotPending {
+        /// The call.
+        call_id: String,
+        /// Those that do.
+        pending: Vec<String>,
+    },
+    /// The call has an answer among these already.
+    #[error("call `{0}` is answered twice")]
+    Twice(String),
+    /// The call waits for something else.
+    #[error("call `{call_id}` waits for {expected}")]
+    WrongKind {
+        /// The call.
+        call_id: String,
+        /// What it waits for.
+        expected: &'static str,
+    },
+    /// The new arguments do not fit the tool.
+    #[error("the arguments for call `{call_id}` cannot be used: {problem}")]
+    Arguments {
+        /// The call.
+        call_id: String,
+        /// Why.
+        problem: String,
+    },
+}
+
+fn waiting(pending: &[String]) -> String {
+    match pending {
+        [] => "none does".to_owned(),
+        pending => format!("these do: {}", pending.join(", ")),
+    }
+}
+
 /// Why a run has to end now.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Interrupt {
@@ -152,6 +288,8 @@ pub enum Interrupt {
     Cancel,
     /// Its deadline passed.
     Deadline,
+    /// Nobody answered in time.
+    WaitExpired,
     /// hames itself cannot go on.
     Failed(RunError),
     /// Whoever ran it is gone, and with it what came of calls it had started.
@@ -179,6 +317,9 @@ pub enum UnexpectedObservation {
     /// No started call of that id is without an outcome.
     #[error("an outcome came for call `{0}`, which is not running")]
     Outcome(String),
+    /// Answers cannot be taken.
+    #[error(transparent)]
+    Answer(#[from] AnswerProblem),
     /// Recording it would break the transcript.
     #[error(transparent)]
     Transcript(#[from] IllFormed),

@@ -16,10 +16,14 @@ pub fn estimate_text(text: &str) -> u64 {
     (narrow * 3 + wide * 8).div_ceil(12)
 }
 
-/// Estimates what stands before the messages: instructions and tool schemas.
-pub fn estimate_head(instructions: Option<&str>, tools: &[ToolSpec]) -> u64 {
-    let instructions = instructions.map_or(0, |text| MESSAGE_OVERHEAD + estimate_text(text));
-    let tools: u64 = tools
+/// Estimates the instructions, which stand before the messages.
+pub fn estimate_instructions(instructions: Option<&str>) -> u64 {
+    instructions.map_or(0, |text| MESSAGE_OVERHEAD + estimate_text(text))
+}
+
+/// Estimates the tools and their schemas, which stand before the messages.
+pub fn estimate_tools(tools: &[ToolSpec]) -> u64 {
+    tools
         .iter()
         .map(|tool| {
             MESSAGE_OVERHEAD
@@ -27,8 +31,7 @@ pub fn estimate_head(instructions: Option<&str>, tools: &[ToolSpec]) -> u64 {
                 + estimate_text(&tool.description)
                 + estimate_text(&tool.parameters.to_string())
         })
-        .sum();
-    instructions + tools
+        .sum()
 }
 
 /// Estimates one message as it is sent.

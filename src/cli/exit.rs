@@ -57,7 +57,9 @@ impl Code {
             | RunStatusName::Timeout
             | RunStatusName::Aborted => Self::Early,
             RunStatusName::ModelError => Self::ModelError,
-            RunStatusName::InternalError | RunStatusName::Queued | RunStatusName::Running => Self::InternalError,
+            RunStatusName::InternalError | RunStatusName::Queued | RunStatusName::Running | RunStatusName::Waiting => {
+                Self::InternalError
+            }
         }
     }
 }

@@ -66,7 +66,7 @@ impl Executor {
     pub(super) async fn create(&self, request: RunRequest) -> anyhow::Result<RunId> {
         match self {
             Self::Local { supervisor, streams: _ } => {
-                let created = supervisor.create(Caller::untraced(TenantId::local()), request).await;
+                let created = supervisor.create(Caller::untraced(TenantId::local()), request, None).await;
                 Ok(created.map_err(refusal)?.id)
             }
             Self::Remote(remote) => remote.create(&request).await,

@@ -5,6 +5,7 @@ mod demo;
 mod exit;
 mod feed;
 mod follow;
+mod health;
 mod output;
 mod remote;
 mod render;
@@ -43,6 +44,8 @@ enum Command {
     Tail(tail::TailArgs),
     /// Check the settings and print every problem.
     Check(ConfigArgs),
+    /// Ask a server whether it accepts runs; exits with 0 when it does, else with 1.
+    Health(health::HealthArgs),
     /// Print the description of the HTTP interface, openapi.yaml.
     Openapi,
 }
@@ -97,6 +100,7 @@ fn start(cli: Cli) -> anyhow::Result<Exit> {
                 args.tell_of_unused_file(GIVE_CONFIG);
                 check::check(&args, &env, &mut std::io::stdout())
             }
+            Command::Health(args) => health::health(args, &env).await,
             Command::Openapi => {
                 output::print(&mut std::io::stdout(), &crate::http::openapi_yaml()?)?;
                 Ok(Exit::Code(Code::Done))
@@ -159,6 +163,8 @@ mod tests {
             "hames serve --demo --config f",
             "hames run hi --config f --url http://127.0.0.1:1",
             "hames run",
+            "hames health --url 127.0.0.1:8080",
+            "hames health --url http://h --config f",
             "hames tail",
             "hames tail run_1",
             "hames tail run_019000000000700080000000000000ab --after x",

@@ -47,6 +47,12 @@ struct Created {
     id: RunId,
 }
 
+/// The answer of `GET /readyz`.
+#[derive(Deserialize)]
+struct Ready {
+    status: String,
+}
+
 /// What a server says when it refuses (RFC 9457).
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -76,6 +82,15 @@ impl Remote {
         let response = self.client.get(self.url(&format!("runs/{run}"))).send().await;
         let response = accepted(self.reached(response)?).await?;
         response.json().await.context("the server did not answer with a run")
+    }
+
+    /// Whether the server accepts runs; an error when it does not, or is not one of ours.
+    pub(super) async fn ready(&self) -> anyhow::Result<()> {
+        let response = self.client.get(self.url("readyz")).send().await;
+        let response = accepted(self.reached(response)?).await?;
+        let ready: Ready = response.json().await.with_context(|| format!("{} is not a hames server", self.base))?;
+        anyhow::ensure!(ready.status == "ready", "{} is {}, not ready", self.base, output::said(&ready.status));
+        Ok(())
     }
 
     /// Asks a run to end.

@@ -183,6 +183,14 @@ impl Terminal {
                 let limit = serde_json::to_value(limit).unwrap_or_default();
                 self.line(&format!("! {used} of {max} used: {}", limit.as_str().unwrap_or_default()))
             }
+            EventBody::Waiting { calls, until } => {
+                let calls: Vec<_> = calls.iter().map(|call| format!("{} ({})", call.name, call.call_id)).collect();
+                self.line(&format!("? waits until {until} for {}", calls.join(", ")))
+            }
+            EventBody::Resumed {} => self.line("> resumed"),
+            EventBody::Recovered { abandoned: _, rerun: _, unknown: _ } => {
+                self.line("! the process that ran this is gone; another one goes on")
+            }
             EventBody::CancelRequested {} => self.line("! cancel requested"),
             EventBody::RunEnd { run, duration_ms } => {
                 summary(&run, Some(duration_ms)).iter().map(|line| self.line(line)).collect()

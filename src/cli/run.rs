@@ -147,7 +147,7 @@ async fn run_here(
 
 /// Everything a run leaves behind goes into one directory.
 fn in_directory(mut config: Config, directory: &std::path::Path) -> anyhow::Result<Config> {
-    config.store.url = format!("sqlite:{}", directory.join("hames.db").display());
+    config.store.url = format!("sqlite:{}", directory.join("hames.db").display()).into();
     config.run.scratch_dir = directory.join("scratch");
     let workspace = directory.join("demo");
     demo::write_files(&workspace)?;
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(
             serde_json::to_value(args.request("hi".to_owned())).unwrap(),
             serde_json::json!({
-                "input": "hi", "limits": {"timeout_ms": 5}, "context": {"strategy": "trim"}, "on_repeat": "warn",
+                "input": "hi", "limits": {"timeout_ms": 5}, "context": {"strategy": "trim"}, "on_busy": "reject", "on_repeat": "warn",
                 "parallel_tools": "read_only", "metadata": {"k": "v"},
             })
         );

@@ -1,11 +1,14 @@
 //! `hames serve`: the HTTP interface, until a signal.
 
+use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
 use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
 
 use super::exit::{Code, Exit};
 use super::output::{Output, told};
@@ -46,7 +49,7 @@ async fn serve_config(
         config = config.with_demo_workspace(workspace);
     }
     let (bind, drain) = (config.server.bind, Duration::from_millis(config.run.drain_ms));
-    let listener = TcpListener::bind(bind)
+    let listener = listen(bind)
         .await
         .with_context(|| format!("cannot listen on {bind}; is another server running there? (server.bind)"))?;
     let address = listener.local_addr()?;
@@ -76,5 +79,21 @@ async fn serve_config(
         }
         Ended::Forced(signal) => Ok(Exit::Signal(signal)),
         Ended::Stuck(tasks) => anyhow::bail!("did not stop in time: {}", tasks.join(", ")),
+    }
+}
+
+/// How long an address that is in use is waited for, and how often it is tried.
+const PATIENCE: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Listens. A server that was killed may leave a child behind which was about to start a command, and holds its parent's
+/// sockets until it does: so there are a few attempts.
+async fn listen(bind: SocketAddr) -> io::Result<TcpListener> {
+    let begun = Instant::now();
+    loop {
+        match TcpListener::bind(bind).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < PATIENCE => sleep(LOOK).await,
+            other => return other,
+        }
     }
 }

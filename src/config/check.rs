@@ -17,6 +17,8 @@ use crate::domain::ModelRef;
 
 /// Longest time that can be set: 30 days. Clocks overflow far beyond it.
 const MAX_MS: u64 = 30 * 24 * 60 * 60 * 1_000;
+/// More than any server of Postgres is set up for.
+const MAX_CONNECTIONS: u32 = 1_000;
 
 /// The providers of their sections, with their keys from the environment. Those that cannot be made are broken.
 pub(super) fn providers(
@@ -98,6 +100,7 @@ impl Checker<'_> {
             server,
             store,
             run,
+            retention,
             limits,
             log,
             telemetry,
@@ -107,14 +110,21 @@ impl Checker<'_> {
             commands: _,
             given: _,
         } = config;
-        if !server.bind.ip().is_loopback() {
+        if !server.bind.ip().is_loopback() && !server.allow_unauthenticated {
             let message = format!(
                 "{} can be reached from other machines, and there are no API keys yet that would protect it; use a \
-                 loopback address such as 127.0.0.1:{}",
+                 loopback address such as 127.0.0.1:{}, or, where something else keeps others out, set \
+                 server.allow_unauthenticated = true",
                 server.bind,
                 server.bind.port()
             );
             self.problem(&["server", "bind"], message);
+        }
+        for (index, host) in server.hosts.iter().enumerate() {
+            if host.is_empty() || host.contains(['/', '@', '*']) || host.chars().any(char::is_whitespace) {
+                let message = format!("{host:?} is not a host; expected a name or an address, without port");
+                self.problem(&["server", "hosts", &index.to_string()], message);
+            }
         }
         self.positive(&["server", "max_body_bytes"], as_u64(server.max_body_bytes));
         self.positive(&["server", "max_connections"], as_u64(server.max_connections));
@@ -122,11 +132,19 @@ impl Checker<'_> {
         self.time(&["server", "body_timeout_ms"], server.body_timeout_ms);
         self.time(&["server", "write_timeout_ms"], server.write_timeout_ms);
         self.time(&["server", "keep_alive_ms"], server.keep_alive_ms);
-        match store.url.split_once(':') {
+        match store.url.expose().split_once(':') {
             Some(("sqlite", path)) if !path.is_empty() && !path.contains(":memory:") => self.database_folder(path),
             Some(("sqlite", _)) => self.problem(&["store", "url"], "names no file; expected `sqlite:PATH`"),
+            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => {}
             // The value is not repeated: database addresses often hold a password.
-            Some(_) | None => self.problem(&["store", "url"], "is not a SQLite database; expected `sqlite:PATH`"),
+            Some(_) | None => self.problem(
+                &["store", "url"],
+                "is no address of a database; expected `sqlite:PATH` or `postgres://USER:PASSWORD@HOST:PORT/DATABASE`",
+            ),
+        }
+        if store.max_connections == 0 || store.max_connections > MAX_CONNECTIONS {
+            let message = format!("is {}; expected from 1 to {MAX_CONNECTIONS}", store.max_connections);
+            self.problem(&["store", "max_connections"], message);
         }
         self.positive(&["run", "max_concurrent"], as_u64(run.max_concurrent));
         self.positive(&["run", "max_queued"], as_u64(run.max_queued));
@@ -138,12 +156,19 @@ impl Checker<'_> {
         if run.scratch_dir.as_os_str().is_empty() {
             self.problem(&["run", "scratch_dir"], "is empty; expected a directory, which is made when it is missing");
         }
+        if retention.finished_days == Some(0) {
+            self.problem(
+                &["retention", "finished_days"],
+                "is 0; expected at least 1, or leave it out to keep all runs",
+            );
+        }
         self.positive(&["limits", "max_steps"], limits.max_steps.into());
         self.positive(&["limits", "max_tool_calls"], limits.max_tool_calls.into());
         self.positive(&["limits", "max_tokens"], limits.max_tokens);
         self.time(&["limits", "timeout_ms"], limits.timeout_ms);
         self.time(&["limits", "model_timeout_ms"], limits.model_timeout_ms);
         self.time(&["limits", "tool_timeout_ms"], limits.tool_timeout_ms);
+        self.time(&["limits", "wait_timeout_ms"], limits.wait_timeout_ms);
         self.positive(&["limits", "max_tool_result_chars"], as_u64(limits.max_tool_result_chars));
         if !is_log_level(&log.level) {
             let message = format!(

@@ -130,8 +130,8 @@ fn unknown_keys_name_the_one_meant() {
         &[
             "hames.toml: agents.coder.instruction: unknown key; did you mean `instructions`?",
             "hames.toml: server.bnd: unknown key; did you mean `bind`?",
-            "hames.toml: server.colour: unknown key; known: bind, max_body_bytes, max_connections, header_timeout_ms, \
-             body_timeout_ms, write_timeout_ms, keep_alive_ms",
+            "hames.toml: server.colour: unknown key; known: bind, allow_unauthenticated, hosts, max_body_bytes, \
+             max_connections, header_timeout_ms, body_timeout_ms, write_timeout_ms, keep_alive_ms",
             "hames.toml: sever: unknown key; did you mean `server`?",
         ],
     );
@@ -212,7 +212,8 @@ fn variables_are_named_where_they_are_wrong() {
              more, found the text \"many\"",
             "environment variable HAMES_RUN__MAX_QUEUD: run.max_queud: unknown key; did you mean `max_queued`?",
             "environment variable HAMES_SERVER__BIND: server.bind: 0.0.0.0:8080 can be reached from other machines, \
-             and there are no API keys yet that would protect it; use a loopback address such as 127.0.0.1:8080",
+             and there are no API keys yet that would protect it; use a loopback address such as 127.0.0.1:8080, \
+             or, where something else keeps others out, set server.allow_unauthenticated = true",
             "environment variable HAMES_AGENTS__CODER__MODEL: agents.coder.model: `lokal/qwen` names the provider \
              `lokal`, which does not exist; did you mean `local`?",
         ],
@@ -503,10 +504,13 @@ fn workspaces_and_commands_are_usable() {
 }
 
 #[test]
-fn the_database_is_a_sqlite_file() {
+fn the_address_of_the_database_is_of_a_known_form() {
+    let unknown = "is no address of a database; expected `sqlite:PATH` or \
+        `postgres://USER:PASSWORD@HOST:PORT/DATABASE`";
     for (url, message) in [
-        ("postgres://u:canary@h/d", "is not a SQLite database; expected `sqlite:PATH`"),
-        ("hames.db", "is not a SQLite database; expected `sqlite:PATH`"),
+        ("mysql://u:canary@h/d", unknown),
+        ("postgres:u:canary@h/d", unknown),
+        ("hames.db", unknown),
         ("sqlite:", "names no file; expected `sqlite:PATH`"),
         ("sqlite::memory:", "names no file; expected `sqlite:PATH`"),
     ] {
@@ -533,10 +537,27 @@ fn a_network_address_is_refused_and_loopback_is_not() {
     for bind in ["0.0.0.0:80", "192.168.0.4:80", "[::]:80"] {
         let problems = load_text(&format!("server.bind = '{bind}'\n{GOOD}"), &Env::default()).unwrap_err();
         assert!(problems.starts_with(&format!("hames.toml: server.bind: {bind} can be reached")), "{problems}");
+        let allowed = format!("server.bind = '{bind}'\nserver.allow_unauthenticated = true\n{GOOD}");
+        assert!(load_text(&allowed, &Env::default()).is_ok(), "{bind}");
     }
     for bind in ["127.0.0.1:0", "127.9.9.9:80", "[::1]:80"] {
         assert!(load_text(&format!("server.bind = '{bind}'\n{GOOD}"), &Env::default()).is_ok(), "{bind}");
     }
+}
+
+#[test]
+fn hosts_are_names_without_more() {
+    let env = Env::from_iter([("HAMES_SERVER__HOSTS", "[\"hames\"]")]);
+    assert_eq!(load_text(GOOD, &env).unwrap().server.hosts, ["hames"]);
+    let message = |index: usize, host: &str| {
+        format!(
+            "hames.toml: server.hosts.{index}: \"{host}\" is not a host; expected a name or an address, without port"
+        )
+    };
+    refused(
+        &format!("server.hosts = ['', 'good', '*.example', 'http://h']\n{GOOD}"),
+        &[&message(0, ""), &message(2, "*.example"), &message(3, "http://h")],
+    );
 }
 
 #[test]

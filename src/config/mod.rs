@@ -7,6 +7,7 @@ mod load;
 mod otlp;
 mod problem;
 mod provider;
+mod store_url;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::domain::{Effect, ModelRef};
+use crate::domain::{Effect, ModelRef, OnUnknown};
 use otlp::OTLP_HEADERS;
 
 pub use builtin::{DEMO, DEMO_FILES, DEMO_SCRIPT};
@@ -26,6 +27,7 @@ pub use provider::{
     BaseUrl, BaseUrlError, DEFAULT_CONTEXT_WINDOW, DEFAULT_MAX_RETRIES, OpenaiChatConfig, ProviderConfig, ProviderKind,
     ReasoningField, ScriptSource, WireConfig,
 };
+pub use store_url::StoreUrl;
 
 /// Everything that can be configured.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -37,6 +39,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// Scheduling.
     pub run: RunConfig,
+    /// How long runs are kept after their end.
+    pub retention: RetentionConfig,
     /// Ceilings for what a caller may ask.
     pub limits: CeilingConfig,
     /// Where logs go and how much.
@@ -69,6 +73,10 @@ impl Config {
 pub struct ServerConfig {
     /// Address and port.
     pub bind: SocketAddr,
+    /// Whether addresses that other machines can reach are accepted although nothing asks who is calling.
+    pub allow_unauthenticated: bool,
+    /// Names, beside those of this machine, that requests may be addressed to.
+    pub hosts: Vec<String>,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
     /// Most open connections.
@@ -87,10 +95,12 @@ pub struct ServerConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreConfig {
-    /// `sqlite:PATH`.
-    pub url: String,
+    /// `sqlite:PATH` or `postgres://USER:PASSWORD@HOST:PORT/DATABASE`.
+    pub url: StoreUrl,
     /// Whether an accepted run survives a power cut.
     pub durability: Durability,
+    /// Most connections to Postgres; SQLite has its own.
+    pub max_connections: u32,
 }
 
 /// How hard a commit is.
@@ -122,6 +132,14 @@ pub struct RunConfig {
     pub default_agent: String,
 }
 
+/// How long runs are kept after their end.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RetentionConfig {
+    /// Days; a conversation is kept until its newest run is that old. Absent: for ever.
+    pub finished_days: Option<u32>,
+}
+
 /// Ceilings for what a caller may ask.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -138,6 +156,8 @@ pub struct CeilingConfig {
     pub model_timeout_ms: u64,
     /// Highest `limits.tool_timeout_ms`.
     pub tool_timeout_ms: u64,
+    /// Highest `limits.wait_timeout_ms`.
+    pub wait_timeout_ms: u64,
     /// Highest `context.max_tool_result_chars`.
     pub max_tool_result_chars: usize,
 }
@@ -264,6 +284,9 @@ pub struct CommandConfig {
     /// What it can change.
     #[serde(default = "default_command_effect")]
     pub effect: Effect,
+    /// What becomes of a call with side effects when a crash hid its outcome.
+    #[serde(default)]
+    pub on_unknown: OnUnknown,
     /// Variables of the server's environment it gets; `PATH`, `LANG` and `TZ` are always passed.
     #[serde(default)]
     pub env: Vec<String>,
@@ -291,6 +314,8 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             bind: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            allow_unauthenticated: false,
+            hosts: Vec::new(),
             max_body_bytes: 4 * 1024 * 1024,
             max_connections: 20_000,
             header_timeout_ms: 5_000,
@@ -303,7 +328,7 @@ impl Default for ServerConfig {
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { url: "sqlite:hames.db".to_owned(), durability: Durability::Full }
+        Self { url: "sqlite:hames.db".into(), durability: Durability::Full, max_connections: 16 }
     }
 }
 
@@ -312,7 +337,7 @@ impl Default for RunConfig {
         Self {
             max_concurrent: 1_000,
             max_queued: 10_000,
-            drain_ms: 30_000,
+            drain_ms: 25_000,
             repeat_limit: 4,
             scratch_dir: PathBuf::from("hames-scratch"),
             default_agent: "default".to_owned(),
@@ -329,6 +354,7 @@ impl Default for CeilingConfig {
             timeout_ms: 3_600_000,
             model_timeout_ms: 600_000,
             tool_timeout_ms: 600_000,
+            wait_timeout_ms: 604_800_000,
             max_tool_result_chars: 200_000,
         }
     }

@@ -19,6 +19,14 @@ pub struct Limits {
     pub model_timeout_ms: u64,
     /// One tool call, in milliseconds.
     pub tool_timeout_ms: u64,
+    /// One wait for an answer from outside, in milliseconds.
+    #[serde(default = "default_wait_timeout_ms")]
+    pub wait_timeout_ms: u64,
+}
+
+/// A day: whoever answers is a person, or waits for one.
+const fn default_wait_timeout_ms() -> u64 {
+    86_400_000
 }
 
 impl Default for Limits {
@@ -30,6 +38,7 @@ impl Default for Limits {
             timeout_ms: 300_000,
             model_timeout_ms: 60_000,
             tool_timeout_ms: 30_000,
+            wait_timeout_ms: default_wait_timeout_ms(),
         }
     }
 }

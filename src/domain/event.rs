@@ -7,8 +7,8 @@ use utoipa::ToSchema;
 
 use super::run::RunView;
 use super::{
-    Arguments, Effect, ErrorMark, FailureClass, FinishReason, Message, ModelRef, OutcomeKind, RunId, Seq, Timestamp,
-    TokenUsage,
+    Arguments, Effect, ErrorMark, FailureClass, FinishReason, Message, ModelRef, OutcomeKind, PendingCall, RunId, Seq,
+    Timestamp, TokenUsage,
 };
 
 /// What happened, without number and time. Serialised once, when it is made; every reader gets the same bytes.
@@ -128,6 +128,25 @@ pub enum EventBody<R = serde_json::Value> {
         /// How much there is.
         max: u64,
     },
+    /// The run waits for answers from outside.
+    Waiting {
+        /// What it waits for, in the order of the calls.
+        calls: Vec<PendingCall>,
+        /// When it ends unless it is answered.
+        #[schema(value_type = String, format = DateTime)]
+        until: Timestamp,
+    },
+    /// All that was waited for has come; the run goes on once a worker is free.
+    Resumed {},
+    /// The process that ran it is gone, and another one goes on from what was committed.
+    Recovered {
+        /// The attempt at a model call that was cut off, if one was; another one follows.
+        abandoned: Option<AbandonedAttempt>,
+        /// Calls that had been started, have no recorded outcome, and are run again: doing so changes nothing more.
+        rerun: Vec<String>,
+        /// Calls that had been started and whose outcome nobody knows; they are not run again.
+        unknown: Vec<String>,
+    },
     /// Somebody asked to end the run.
     CancelRequested {},
     /// The run ended; nothing follows.
@@ -161,6 +180,17 @@ fn tool_end<S: Serializer>(
     form.serialize_field("content", content)?;
     form.serialize_field("duration_ms", duration_ms)?;
     form.end()
+}
+
+/// An attempt at a model call of which nothing is known but that it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AbandonedAttempt {
+    /// The step.
+    pub step: u32,
+    /// The attempt, from 1.
+    pub attempt: u32,
+    /// Tokens it is counted with against `max_tokens`: those of its request, estimated. They are not part of `usage`.
+    pub estimated_tokens: u64,
 }
 
 /// A limit that can be warned of.
@@ -200,6 +230,12 @@ pub enum EventKind {
     ContextTrimmed,
     /// A limit is nearly used up.
     LimitWarning,
+    /// Answers from outside are waited for.
+    Waiting,
+    /// They have come.
+    Resumed,
+    /// Another process goes on.
+    Recovered,
     /// Somebody asked to end the run.
     CancelRequested,
     /// The run ended.
@@ -208,7 +244,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::RunQueued,
         Self::RunStart,
         Self::ModelStart,
@@ -220,6 +256,9 @@ impl EventKind {
         Self::ToolEnd,
         Self::ContextTrimmed,
         Self::LimitWarning,
+        Self::Waiting,
+        Self::Resumed,
+        Self::Recovered,
         Self::CancelRequested,
         Self::RunEnd,
     ];
@@ -238,6 +277,9 @@ impl EventKind {
             Self::ToolEnd => "tool_end",
             Self::ContextTrimmed => "context_trimmed",
             Self::LimitWarning => "limit_warning",
+            Self::Waiting => "waiting",
+            Self::Resumed => "resumed",
+            Self::Recovered => "recovered",
             Self::CancelRequested => "cancel_requested",
             Self::RunEnd => "run_end",
         }
@@ -264,6 +306,9 @@ impl<R> EventBody<R> {
             Self::ToolEnd { .. } => EventKind::ToolEnd,
             Self::ContextTrimmed { .. } => EventKind::ContextTrimmed,
             Self::LimitWarning { .. } => EventKind::LimitWarning,
+            Self::Waiting { .. } => EventKind::Waiting,
+            Self::Resumed {} => EventKind::Resumed,
+            Self::Recovered { .. } => EventKind::Recovered,
             Self::CancelRequested {} => EventKind::CancelRequested,
             Self::RunEnd { .. } => EventKind::RunEnd,
         }

@@ -6,9 +6,10 @@ use std::fmt;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::{ContextStrategy, OnRepeat, ParallelTools};
+use super::{ContextStrategy, OnBusy, OnRepeat, ParallelTools, RunId, ToolName};
 
 /// The body of `POST /runs`. Only `input` is required. A caller narrows what the agent and the server
 /// allow and never widens it.
@@ -26,9 +27,13 @@ pub struct RunRequest {
     /// `provider/model`, among those the agent allows; the agent's own when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Tools by name or by pattern (`fs.*`), among the agent's; all of the agent's when absent.
+    /// Tools by name or by pattern (`fs.*`), among the agent's, and tools that the caller executes. All of the agent's
+    /// when no name and no pattern is among them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tools: Option<Vec<String>>,
+    pub tools: Option<Vec<ToolChoice>>,
+    /// Names or patterns of tools whose calls somebody has to approve before they run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approval: Vec<String>,
     /// Bounds, under the server's ceilings.
     #[serde(default)]
     pub limits: LimitsPatch,
@@ -44,9 +49,82 @@ pub struct RunRequest {
     /// A configured workspace the agent may use; the agent's own when absent, else a fresh, empty one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<String>,
+    /// The conversation the run belongs to: 1 to 128 characters. It continues the newest run of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 128)]
+    pub thread: Option<String>,
+    /// What happens when another run of the thread, or the previous run, has not ended.
+    #[serde(default)]
+    pub on_busy: OnBusy,
+    /// A run to continue: its transcript comes before the input. Not together with `thread`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "run_019000000000700080000000000000ab")]
+    pub previous_run: Option<RunId>,
     /// Labels of your own: at most 32, keys up to 64 and values up to 512 characters.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
+}
+
+/// A tool for a run.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum ToolChoice {
+    /// A name or a pattern.
+    Named(String),
+    /// A tool that the caller executes.
+    Client(ClientTool),
+}
+
+/// A tool that the caller executes: the run waits, and the caller posts the result to `tool_results`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+pub struct ClientTool {
+    /// Always `client`.
+    #[serde(rename = "type")]
+    pub kind: ClientToolKind,
+    /// The name the model calls it by.
+    pub name: ToolName,
+    /// What the model reads of it.
+    #[serde(default)]
+    pub description: String,
+    /// JSON Schema (2020-12) of its arguments, of an object; no arguments when absent.
+    #[serde(default = "no_arguments")]
+    #[schema(value_type = Object)]
+    pub parameters: Value,
+}
+
+/// The `type` of a [`ClientTool`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientToolKind {
+    /// Executed by the caller.
+    Client,
+}
+
+fn no_arguments() -> Value {
+    serde_json::json!({"type": "object", "properties": {}})
+}
+
+impl<'de> Deserialize<'de> for ToolChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Choice;
+        impl<'de> Visitor<'de> for Choice {
+            type Value = ToolChoice;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a tool, a pattern, or an object of type `client`")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<ToolChoice, E> {
+                Ok(ToolChoice::Named(name.to_owned()))
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, fields: A) -> Result<ToolChoice, A::Error> {
+                ClientTool::deserialize(serde::de::value::MapAccessDeserializer::new(fields)).map(ToolChoice::Client)
+            }
+        }
+        deserializer.deserialize_any(Choice)
+    }
 }
 
 /// What to work on: a text, or a conversation that ends with a user message.
@@ -199,6 +277,10 @@ pub struct LimitsPatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub tool_timeout_ms: Option<u64>,
+    /// One wait for an answer from outside, in milliseconds; at least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub wait_timeout_ms: Option<u64>,
 }
 
 /// Context settings a caller may set; what is absent takes the default.
@@ -242,11 +324,11 @@ mod tests {
     #[test]
     fn input_is_a_text_or_messages_and_reads_itself_back() {
         for value in [
-            json!({"input": "hi", "limits": {}, "context": {"strategy": "trim"}, "on_repeat": "warn",
+            json!({"input": "hi", "limits": {}, "context": {"strategy": "trim"}, "on_busy": "reject", "on_repeat": "warn",
                    "parallel_tools": "read_only"}),
             json!({"input": [{"role": "user", "content": [{"type": "text", "text": "hi"}]},
                              {"role": "assistant", "content": "ho"}],
-                   "limits": {"max_steps": 1}, "context": {"strategy": "trim", "max_tokens": 5}, "on_repeat": "stop",
+                   "limits": {"max_steps": 1}, "context": {"strategy": "trim", "max_tokens": 5}, "on_busy": "reject", "on_repeat": "stop",
                    "parallel_tools": "never"}),
         ] {
             let request: RunRequest = serde_json::from_value(value.clone()).unwrap();

@@ -8,7 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::{
-    FinishReason, Generation, Limits, Message, RunError, RunId, Seq, TenantId, Timestamp, ToolName, TraceContext, Usage,
+    Arguments, FinishReason, Generation, Limits, Message, RunError, RunId, Seq, TenantId, Timestamp, ToolName,
+    ToolSpec, TraceContext, Usage,
 };
 
 /// A model at a configured provider, written `provider/model`. The model part may hold slashes.
@@ -68,6 +69,12 @@ pub struct RunSpec {
     pub max_output_tokens: Option<u32>,
     /// The tools on offer, in the order they are shown to the model.
     pub tools: Vec<ToolName>,
+    /// Tools that the caller executes; shown to the model after the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub client_tools: Vec<ToolSpec>,
+    /// Those of `tools` whose calls somebody has to approve.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approval: Vec<ToolName>,
     /// The bounds.
     pub limits: Limits,
     /// How much of the transcript the model sees.
@@ -120,6 +127,19 @@ pub enum OnRepeat {
     Allow,
 }
 
+/// What a new run of a thread means for the run of the thread that has not ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnBusy {
+    /// The new run is refused.
+    #[default]
+    Reject,
+    /// The new run begins once the others have ended.
+    Queue,
+    /// The others are asked to end, and the new run begins once they have.
+    Interrupt,
+}
+
 /// Whether read-only calls of one batch may overlap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -131,17 +151,63 @@ pub enum ParallelTools {
     Never,
 }
 
+/// What a run that was at work and is not keeps of its time: it does not count while nobody works on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// When its first worker took it.
+    pub started_at: Timestamp,
+    /// Milliseconds that are left until its deadline once it goes on.
+    pub left_ms: u64,
+}
+
+/// A call whose outcome somebody outside has to give or allow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PendingCall {
+    /// The call.
+    pub call_id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments.
+    pub arguments: Arguments,
+    /// What is waited for.
+    pub kind: PendingKind,
+}
+
+/// What a call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PendingKind {
+    /// The caller executes it and delivers the result.
+    Client,
+    /// Somebody allows it, changes it or denies it.
+    Approval,
+    /// It was started, a crash hid what came of it, and somebody says what did.
+    UnknownOutcome,
+}
+
 /// Where a run stands. A cancel request is a stored instant beside it, since it can arrive in any status.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RunStatus {
-    /// Accepted, waiting for a free slot.
-    Queued,
+    /// Accepted or resumed, waiting for a free slot.
+    Queued {
+        /// `None` before it was ever at work.
+        paused: Option<Pause>,
+    },
     /// In the hands of a worker.
     Running {
         /// When its first worker took it.
         started_at: Timestamp,
         /// When it must have ended.
         deadline_at: Timestamp,
+    },
+    /// In nobody's hands until somebody outside answers.
+    Waiting {
+        /// Its time.
+        paused: Pause,
+        /// When the wait is over, whatever came; the run then ends as `timeout`.
+        until: Timestamp,
+        /// What is waited for, in the order of the calls; never empty.
+        calls: Vec<PendingCall>,
     },
     /// Ended, for good.
     Finished {
@@ -233,9 +299,18 @@ impl RunStatus {
     /// The published status.
     pub const fn name(&self) -> RunStatusName {
         match self {
-            Self::Queued => RunStatusName::Queued,
+            Self::Queued { .. } => RunStatusName::Queued,
             Self::Running { .. } => RunStatusName::Running,
+            Self::Waiting { .. } => RunStatusName::Waiting,
             Self::Finished { end, .. } => end.name(),
+        }
+    }
+
+    /// Whether nothing happens to the run by itself: it has ended, or waits for answers from outside.
+    pub const fn is_at_rest(&self) -> bool {
+        match self {
+            Self::Finished { .. } | Self::Waiting { .. } => true,
+            Self::Queued { .. } | Self::Running { .. } => false,
         }
     }
 
@@ -243,7 +318,7 @@ impl RunStatus {
     pub const fn is_finished(&self) -> bool {
         match self {
             Self::Finished { .. } => true,
-            Self::Queued | Self::Running { .. } => false,
+            Self::Queued { .. } | Self::Running { .. } | Self::Waiting { .. } => false,
         }
     }
 }
@@ -263,6 +338,10 @@ pub struct Run {
     pub agent: String,
     /// The model it was accepted with.
     pub model: ModelRef,
+    /// The conversation it belongs to.
+    pub thread: Option<String>,
+    /// The run whose transcript it continues.
+    pub continues: Option<RunId>,
     /// The bounds.
     pub limits: Limits,
     /// The caller's own labels.
@@ -279,6 +358,8 @@ pub struct Run {
     pub cancel_requested_at: Option<Timestamp>,
     /// The number of its newest durable event.
     pub last_seq: Seq,
+    /// Processes in a row that took it over from one that was gone, and under which it has not got any further.
+    pub crashes: u32,
 }
 
 /// The published form of a [`Run`].
@@ -295,6 +376,11 @@ pub struct RunView {
     /// `provider/model`.
     #[schema(value_type = String, example = "openai/gpt-5")]
     pub model: ModelRef,
+    /// The conversation it belongs to.
+    pub thread: Option<String>,
+    /// The run whose transcript it continues.
+    #[schema(value_type = Option<String>)]
+    pub previous_run: Option<RunId>,
     /// The final text of a completed run.
     pub answer: Option<String>,
     /// Text so far of a run that stopped early.
@@ -311,6 +397,8 @@ pub struct RunView {
     pub usage: Usage,
     /// The bounds.
     pub limits: Limits,
+    /// What a waiting run waits for.
+    pub pending: Vec<PendingCall>,
     /// The caller's own labels.
     pub metadata: BTreeMap<String, String>,
     /// When it was accepted.
@@ -322,6 +410,9 @@ pub struct RunView {
     /// When it must have ended.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub deadline_at: Option<Timestamp>,
+    /// When a waiting run ends unless it is answered; its deadline stands still meanwhile.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub waiting_until: Option<Timestamp>,
     /// When somebody asked to end it.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub cancel_requested_at: Option<Timestamp>,
@@ -339,6 +430,8 @@ pub enum RunStatusName {
     Queued,
     /// In the hands of a worker.
     Running,
+    /// In nobody's hands until somebody outside answers.
+    Waiting,
     /// The model gave its answer.
     Completed,
     /// `max_steps` responses, and still calling tools.
@@ -363,9 +456,10 @@ pub enum RunStatusName {
 
 impl RunStatusName {
     /// All of them, active ones first.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Queued,
         Self::Running,
+        Self::Waiting,
         Self::Completed,
         Self::StepLimit,
         Self::ToolLimit,
@@ -383,6 +477,7 @@ impl RunStatusName {
         match self {
             Self::Queued => "queued",
             Self::Running => "running",
+            Self::Waiting => "waiting",
             Self::Completed => "completed",
             Self::StepLimit => "step_limit",
             Self::ToolLimit => "tool_limit",
@@ -400,14 +495,21 @@ impl RunStatusName {
 impl From<&Run> for RunView {
     fn from(run: &Run) -> Self {
         let (started_at, deadline_at, finished_at) = match &run.status {
-            RunStatus::Queued => (None, None, None),
+            RunStatus::Queued { paused } => (paused.map(|paused| paused.started_at), None, None),
             RunStatus::Running { started_at, deadline_at } => (Some(*started_at), Some(*deadline_at), None),
+            RunStatus::Waiting { paused, .. } => (Some(paused.started_at), None, None),
             RunStatus::Finished { started_at, deadline_at, finished_at, .. } => {
                 (*started_at, *deadline_at, Some(*finished_at))
             }
         };
+        let (waiting_until, pending) = match &run.status {
+            RunStatus::Waiting { until, calls, .. } => (Some(*until), calls.clone()),
+            RunStatus::Queued { .. } | RunStatus::Running { .. } | RunStatus::Finished { .. } => (None, Vec::new()),
+        };
         let (answer, partial, error, finish_reason) = match &run.status {
-            RunStatus::Queued | RunStatus::Running { .. } => (None, None, None, None),
+            RunStatus::Queued { .. } | RunStatus::Running { .. } | RunStatus::Waiting { .. } => {
+                (None, None, None, None)
+            }
             RunStatus::Finished { end: End::Completed { answer, finish_reason }, .. } => {
                 (Some(answer.clone()), None, None, Some(*finish_reason))
             }
@@ -420,6 +522,8 @@ impl From<&Run> for RunView {
             status: run.status.name(),
             agent: run.agent.clone(),
             model: run.model.clone(),
+            thread: run.thread.clone(),
+            previous_run: run.continues,
             answer,
             partial,
             error,
@@ -428,10 +532,12 @@ impl From<&Run> for RunView {
             tool_calls: run.tool_calls,
             usage: run.usage,
             limits: run.limits,
+            pending,
             metadata: run.metadata.clone(),
             created_at: run.created_at,
             started_at,
             deadline_at,
+            waiting_until,
             cancel_requested_at: run.cancel_requested_at,
             finished_at,
         }

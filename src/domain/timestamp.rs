@@ -34,6 +34,12 @@ impl Timestamp {
         Self(self.0.saturating_add(millis))
     }
 
+    /// A duration earlier, in whole milliseconds; the earliest there is when that is before it.
+    pub fn minus(self, duration: Duration) -> Self {
+        let millis = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_sub(millis))
+    }
+
     /// How long after `earlier` this is; zero when it is not after it.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))

@@ -75,6 +75,30 @@ pub enum Effect {
     SideEffect,
 }
 
+/// What becomes of a call that was started when a crash hid its outcome. Only for calls that are never run again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnUnknown {
+    /// The model is told and decides.
+    #[default]
+    Tell,
+    /// The run waits until somebody says what came of it.
+    Hold,
+    /// The run ends as `internal_error`.
+    Fail,
+}
+
+/// What has to come from outside before a call has its outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// Nothing: hames runs it.
+    Open,
+    /// Somebody has to allow it, then hames runs it.
+    Approval,
+    /// The caller executes it.
+    Client,
+}
+
 /// How a call ended. Every call has exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

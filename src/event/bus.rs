@@ -37,7 +37,7 @@ impl Bus {
             id: run,
             state: Mutex::new(State::new(run)),
             changes: watch::Sender::new(0),
-            ended: watch::Sender::new(false),
+            at_rest: watch::Sender::new(false),
             runs: Arc::clone(&self.runs),
         });
         runs.insert(run, Arc::downgrade(&live));
@@ -93,7 +93,7 @@ pub struct LiveRun {
     state: Mutex<State>,
     /// Counts changes: the wake-up of readers.
     changes: watch::Sender<u64>,
-    ended: watch::Sender<bool>,
+    at_rest: watch::Sender<bool>,
     runs: Arc<Runs>,
 }
 
@@ -105,9 +105,9 @@ impl LiveRun {
     /// closing, and the start of another attempt, come with an event: a cursor inside the old text is
     /// recognised by the number that follows it.
     pub fn publish(&self, events: &[Event], run: &Run, activity: Activity) {
-        let ended = activity == Activity::Ended;
+        let at_rest = run.status.is_at_rest();
         self.state().publish(events, run, activity, self.is_watched());
-        self.ended.send_replace(ended);
+        self.at_rest.send_replace(at_rest);
         self.wake();
     }
 
@@ -149,10 +149,10 @@ impl LiveRun {
         self.state().run().cloned()
     }
 
-    /// Waits until the run has ended.
-    pub async fn ended(&self) {
-        let mut ended = self.ended.subscribe();
-        if ended.wait_for(|ended| *ended).await.is_err() {
+    /// Waits until the run has ended or waits for answers.
+    pub async fn at_rest(&self) {
+        let mut at_rest = self.at_rest.subscribe();
+        if at_rest.wait_for(|ended| *ended).await.is_err() {
             // The sender lives as long as `self`.
             std::future::pending::<()>().await;
         }

@@ -1,11 +1,16 @@
 //! A store for tests: one run and its log in memory, with the failures a test asks for.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use async_trait::async_trait;
 
-use crate::domain::{Event, Limits, Message, ModelRef, Run, RunId, RunStatus, Seq, TenantId, Timestamp, Usage};
-use crate::store::{ClaimedRun, Committed, NewRun, RunFilter, StepCommit, Store, StoreError};
+use crate::domain::{
+    Event, InboxItem, InboxNumber, Limits, Message, ModelRef, Run, RunId, RunStatus, Seq, TenantId, Timestamp, Usage,
+};
+use crate::store::{
+    ClaimedRun, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit, Store, StoreError,
+};
 
 /// One run of the local tenant. Panics on any query for more than a page, and on verbs a reader has no use for.
 pub(super) struct FakeStore {
@@ -25,9 +30,11 @@ pub(super) fn run(id: RunId) -> Run {
         id,
         tenant: TenantId::local(),
         generation: 1,
-        status: RunStatus::Queued,
+        status: RunStatus::Queued { paused: None },
         agent: "default".into(),
         model: ModelRef { provider: "p".into(), model: "m".into() },
+        thread: None,
+        continues: None,
         limits: Limits::default(),
         metadata: Default::default(),
         steps: 0,
@@ -36,6 +43,7 @@ pub(super) fn run(id: RunId) -> Run {
         created_at: Timestamp::from_millis(0),
         cancel_requested_at: None,
         last_seq: 0,
+        crashes: 0,
     }
 }
 
@@ -101,7 +109,7 @@ impl Store for FakeStore {
         Ok(page)
     }
 
-    async fn create_run(&self, _: NewRun) -> Result<Vec<Event>, StoreError> {
+    async fn create_run(&self, _: NewRun) -> Result<Created, StoreError> {
         unreachable!("a reader creates no run")
     }
 
@@ -113,7 +121,7 @@ impl Store for FakeStore {
         unreachable!("a reader reads events")
     }
 
-    async fn claim_queued(&self, _: u32, _: Timestamp) -> Result<Vec<ClaimedRun>, StoreError> {
+    async fn claim(&self, _: u32, _: Timestamp) -> Result<Vec<ClaimedRun>, StoreError> {
         unreachable!("a reader claims nothing")
     }
 
@@ -121,8 +129,48 @@ impl Store for FakeStore {
         unreachable!("a reader drives nothing")
     }
 
-    async fn claim_interrupted(&self) -> Result<Vec<ClaimedRun>, StoreError> {
-        unreachable!("a reader claims nothing")
+    async fn renew_lease(&self) -> Result<(), StoreError> {
+        unreachable!("a reader has no lease")
+    }
+
+    async fn release(&self) -> Result<(), StoreError> {
+        unreachable!("a reader has no runs")
+    }
+
+    async fn held(&self) -> Result<Vec<(TenantId, RunId)>, StoreError> {
+        unreachable!("a reader has no runs")
+    }
+
+    async fn post(&self, _: Post) -> Result<Option<Run>, StoreError> {
+        unreachable!("a reader says nothing")
+    }
+
+    async fn inbox(&self, _: RunId, _: InboxNumber) -> Result<Vec<(InboxNumber, InboxItem)>, StoreError> {
+        unreachable!("a reader reads events")
+    }
+
+    async fn relabel(&self, _: &TenantId, _: RunId, _: &BTreeMap<String, String>) -> Result<Option<Run>, StoreError> {
+        unreachable!("a reader changes nothing")
+    }
+
+    async fn due(&self, _: Timestamp, _: u32) -> Result<Vec<(TenantId, RunId)>, StoreError> {
+        unreachable!("a reader ends nothing")
+    }
+
+    async fn kept_answer(&self, _: &TenantId, _: &str, _: Timestamp) -> Result<Option<KeptAnswer>, StoreError> {
+        unreachable!("a reader uses no key")
+    }
+
+    async fn erase(&self, _: &TenantId, _: RunId, _: Timestamp) -> Result<Erasure, StoreError> {
+        unreachable!("a reader erases nothing")
+    }
+
+    async fn is_erased(&self, _: &TenantId, _: RunId) -> Result<bool, StoreError> {
+        unreachable!("a reader is told by whoever asks")
+    }
+
+    async fn sweep(&self, _: Option<Timestamp>, _: Timestamp, _: u32) -> Result<u64, StoreError> {
+        unreachable!("a reader erases nothing")
     }
 
     async fn reclaim(&self, _tenant: &TenantId, _id: RunId) -> Result<Option<ClaimedRun>, StoreError> {

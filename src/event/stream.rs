@@ -111,23 +111,23 @@ impl Streams {
         }))
     }
 
-    /// Waits until a run has ended, for at most `wait`, and gives the run as it then stands; `None` when this
+    /// Waits until a run has ended or waits for answers, for at most `wait`, and gives the run as it then stands; `None` when this
     /// tenant has no such run.
     pub async fn settled(&self, tenant: &TenantId, run: RunId, wait: Duration) -> Result<Option<Run>, StoreError> {
         let deadline = later(Instant::now(), wait);
         let Some(mut stored) = self.store.run(tenant, run).await? else { return Ok(None) };
-        if stored.status.is_finished() {
+        if stored.status.is_at_rest() {
             return Ok(Some(stored));
         }
         let live = self.bus.live(run);
         loop {
             let look = later(Instant::now(), if live.is_driven() { self.keep_alive } else { POLL });
-            let hint = timeout_at(deadline.min(look), live.ended()).await;
+            let hint = timeout_at(deadline.min(look), live.at_rest()).await;
             match self.store.run(tenant, run).await? {
                 Some(now) => stored = now,
                 None => return Ok(None),
             }
-            if stored.status.is_finished() || hint.is_ok() || Instant::now() >= deadline {
+            if stored.status.is_at_rest() || hint.is_ok() || Instant::now() >= deadline {
                 return Ok(Some(stored));
             }
         }

@@ -998,7 +998,7 @@ async fn settled_answers_at_the_end_or_when_the_wait_is_over() {
     assert!(settling.as_mut().now_or_never().is_none());
     world.end();
     assert_eq!(settling.await.unwrap(), Some(world.run.clone()));
-    world.live.ended().await;
+    world.live.at_rest().await;
     assert_eq!(world.live.run(), Some(world.run.clone()));
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(streams.settled(&tenant, RUN, Duration::MAX).await.unwrap(), Some(world.run.clone()));

@@ -154,7 +154,11 @@ fn a_wrong_field_is_named_by_its_path() {
             "invalid type: floating point `1.5`, expected u32",
         ),
         (json!({"input": "a", "metadata": {"k": 1}}), "$.metadata.k", "invalid type: integer `1`, expected a string"),
-        (json!({"input": "a", "tools": ["x", 1]}), "$.tools[1]", "invalid type: integer `1`, expected a string"),
+        (
+            json!({"input": "a", "tools": ["x", 1]}),
+            "$.tools[1]",
+            "invalid type: integer `1`, expected the name of a tool, a pattern, or an object of type `client`",
+        ),
         (json!({"input": "a", "inptu": 1}), "$.inptu", "unknown field; did you mean `input`?"),
         (
             json!({"input": "a", "limits": {"max_step": 1}}),
@@ -164,8 +168,8 @@ fn a_wrong_field_is_named_by_its_path() {
         (
             json!({"input": "a", "webhook": {}}),
             "$.webhook",
-            "unknown field; known here: agent, input, instructions, model, tools, limits, context, on_repeat, \
-             parallel_tools, workspace, metadata",
+            "unknown field; known here: agent, input, instructions, model, tools, approval, limits, context, on_repeat, \
+             parallel_tools, workspace, thread, on_busy, previous_run, metadata",
         ),
         (
             json!({"input": [{"role": "user", "content": "a", "name": "b"}]}),

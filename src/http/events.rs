@@ -20,10 +20,11 @@ use super::negotiate::{EVENT_STREAM, Form};
 use super::page;
 use super::problem::{Problem, ProblemCode};
 use super::query::{FromQuery, Query, QueryReader};
+use super::runs::missing;
 use super::spec::EventProblems;
 use super::state::HttpState;
 use crate::domain::{Event, EventBody, RunId, Seq, TenantId, Timestamp};
-use crate::event::{Cursor, Subscribed, Subscription};
+use crate::event::{Cursor, SubscribeError, Subscribed, Subscription};
 use crate::telemetry::metric::SseReader;
 
 /// Where a reader of a stream stood when it lost its connection (WHATWG HTML, server-sent events).
@@ -132,9 +133,11 @@ pub(super) async fn events(
         (Form::EventStream, Some(_)) => {
             Err(Problem::new(ProblemCode::InvalidQuery, "?limit: is for JSON pages; a stream has no limit."))
         }
-        (Form::EventStream, None) => match state.parts().streams.subscribe(&tenant, id, cursor).await? {
-            Subscribed::Past => Ok(StatusCode::NO_CONTENT.into_response()),
-            Subscribed::Stream(subscription) => Ok(stream(&state, id, subscription)),
+        (Form::EventStream, None) => match state.parts().streams.subscribe(&tenant, id, cursor).await {
+            Ok(Subscribed::Past) => Ok(StatusCode::NO_CONTENT.into_response()),
+            Ok(Subscribed::Stream(subscription)) => Ok(stream(&state, id, subscription)),
+            Err(SubscribeError::NotFound) => Err(missing(&state, &tenant, id).await),
+            Err(error) => Err(error.into()),
         },
         (Form::Json, limit) => json_page(&state, &tenant, id, cursor.seq(), limit.unwrap_or(page::DEFAULT_LIMIT)).await,
     }
@@ -220,7 +223,7 @@ async fn json_page(
     limit: u32,
 ) -> Result<Response, Problem> {
     let store = &state.parts().store;
-    let run = store.run(tenant, id).await?.ok_or_else(Problem::run_not_found)?;
+    let Some(run) = store.run(tenant, id).await? else { return Err(missing(state, tenant, id).await) };
     if after > run.last_seq {
         return Err(Problem::beyond_end(run.last_seq));
     }

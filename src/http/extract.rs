@@ -12,11 +12,13 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 
 use super::body;
+use super::idempotency;
 use super::problem::{Problem, ProblemCode, shown};
 use super::room::Held;
 use super::state::HttpState;
 use crate::domain::{RunId, TenantId, TraceContext};
 use crate::run::Caller;
+use crate::store::KeyUse;
 
 /// Whose request it is. A server without keys serves its own machine, which is one tenant.
 pub(super) struct Tenant(pub(super) TenantId);
@@ -64,14 +66,42 @@ impl<T: DeserializeOwned> FromRequest<HttpState> for JsonBody<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, state: &HttpState) -> Result<Self, Rejection> {
-        let (parts, body) = request.into_parts();
-        check_type(&parts.headers)?;
-        let server = &state.parts().server;
-        let time = Duration::from_millis(server.body_timeout_ms);
-        let mut held = state.bodies().begin();
-        let bytes = collect(&parts.headers, body, server.max_body_bytes, time, &mut held).await?;
-        Ok(Self(body::decode(&bytes)?))
+        read_body(request, state, |_, bytes| Ok(Self(body::decode(bytes)?))).await
     }
+}
+
+/// A JSON body of a change that may be made under an `Idempotency-Key`.
+pub(super) struct KeyedBody<T> {
+    /// The body.
+    pub(super) body: T,
+    /// The key, if the request has one.
+    pub(super) key: Option<KeyUse>,
+}
+
+impl<T: DeserializeOwned> FromRequest<HttpState> for KeyedBody<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, state: &HttpState) -> Result<Self, Rejection> {
+        read_body(request, state, |parts, bytes| {
+            let now = state.parts().clock.now();
+            Ok(Self { key: idempotency::key(parts, bytes, now)?, body: body::decode(bytes)? })
+        })
+        .await
+    }
+}
+
+async fn read_body<T>(
+    request: Request,
+    state: &HttpState,
+    read: impl FnOnce(&Parts, &[u8]) -> Result<T, Problem>,
+) -> Result<T, Rejection> {
+    let (parts, body) = request.into_parts();
+    check_type(&parts.headers)?;
+    let server = &state.parts().server;
+    let time = Duration::from_millis(server.body_timeout_ms);
+    let mut held = state.bodies().begin();
+    let bytes = collect(&parts.headers, body, server.max_body_bytes, time, &mut held).await?;
+    Ok(read(&parts, &bytes)?)
 }
 
 /// Why a body was not taken.

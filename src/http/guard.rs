@@ -76,7 +76,7 @@ fn request_id(headers: &HeaderMap, clock: &dyn Clock, ids: &Ids) -> HeaderValue 
 
 /// Refuses requests that no handler should see.
 pub(super) async fn admit(State(state): State<HttpState>, request: Request, next: Next) -> Response {
-    let host_rule = HostRule::for_address(state.parts().server.bind.ip());
+    let host_rule = HostRule { hosts: &state.parts().server.hosts };
     let checked = check_size(&request).and_then(|()| host_rule.check(&request));
     match checked {
         Ok(()) => next.run(request).await,
@@ -101,39 +101,30 @@ fn check_size(request: &Request) -> Result<(), Problem> {
     Err(Problem::new(ProblemCode::HeadersTooLarge, detail))
 }
 
-/// Which hosts a request may be addressed to.
+/// Which hosts a request may be addressed to: names and addresses of this machine, and those of the settings. Calls
+/// from pages of another origin change nothing.
 ///
-/// A server on a loopback address trusts its machine. A web page can reach it through a name that its own server
-/// points at 127.0.0.1 (DNS rebinding), but not under a name that is this machine's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HostRule {
-    /// Names and addresses of this machine, and no calls from pages of another origin that change something.
-    Loopback,
-    /// Any.
-    Any,
+/// A server that asks for no key trusts whoever reaches it. A web page can reach it through a name that its own server
+/// points at 127.0.0.1 (DNS rebinding), but not under a name that is this machine's. The address it listens on says
+/// nothing of that: in a container it is every address, and the port is published on a loopback address.
+#[derive(Clone, Copy, Debug)]
+struct HostRule<'a> {
+    hosts: &'a [String],
 }
 
-impl HostRule {
-    fn for_address(address: IpAddr) -> Self {
-        if address.is_loopback() { Self::Loopback } else { Self::Any }
-    }
-
+impl HostRule<'_> {
     fn check(self, request: &Request) -> Result<(), Problem> {
-        match self {
-            Self::Any => Ok(()),
-            Self::Loopback => {
-                let Some(host) = addressed_host(request)? else { return Ok(()) };
-                if !is_this_machine(host.host()) {
-                    let detail = format!(
-                        "The request is addressed to `{}`; a server on a loopback address answers to `localhost`, \
-                         127.0.0.1 and [::1] only.",
-                        shown(host.host())
-                    );
-                    return Err(Problem::new(ProblemCode::HostNotAllowed, detail));
-                }
-                check_origin(request, &host)
-            }
+        let Some(host) = addressed_host(request)? else { return Ok(()) };
+        let is_listed = self.hosts.iter().any(|listed| listed.eq_ignore_ascii_case(host.host()));
+        if !is_listed && !is_this_machine(host.host()) {
+            let detail = format!(
+                "The request is addressed to `{}`; this server answers to `localhost`, 127.0.0.1, [::1] and what \
+                 `server.hosts` lists only.",
+                shown(host.host())
+            );
+            return Err(Problem::new(ProblemCode::HostNotAllowed, detail));
         }
+        check_origin(request, &host)
     }
 }
 
@@ -198,7 +189,7 @@ mod tests {
     }
 
     fn checked(method: Method, headers: &[(&str, &str)]) -> Option<ProblemCode> {
-        HostRule::Loopback.check(&request(method, headers)).err().map(|problem| problem.code())
+        HostRule { hosts: &[] }.check(&request(method, headers)).err().map(|problem| problem.code())
     }
 
     #[test]
@@ -226,8 +217,9 @@ mod tests {
         let two = [("host", "localhost"), ("host", "evil.example")];
         assert_eq!(checked(Method::GET, &two), Some(ProblemCode::InvalidHeader));
         assert_eq!(checked(Method::GET, &[]), None);
-        assert!(HostRule::Any.check(&request(Method::GET, &[("host", "evil.example")])).is_ok());
-        assert_eq!(HostRule::for_address([0, 0, 0, 0].into()), HostRule::Any);
+        let hosts = ["hames".to_owned()];
+        let listed = |host| HostRule { hosts: &hosts }.check(&request(Method::GET, &[("host", host)])).is_ok();
+        assert!(listed("hames:8080") && listed("HAMES") && listed("127.0.0.1") && !listed("evil.example"));
     }
 
     #[test]

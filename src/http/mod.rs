@@ -3,12 +3,14 @@
 //! Handlers translate: a request into a call of the supervisor, the store or the streams, and what comes back into
 //! an answer. They decide nothing about runs.
 
+mod active;
 mod body;
 mod catalog;
 mod events;
 mod extract;
 mod guard;
 mod health;
+mod idempotency;
 mod linger;
 mod negotiate;
 mod page;
@@ -60,9 +62,11 @@ pub fn router(state: HttpState) -> Router {
 fn routes() -> OpenApiRouter<HttpState> {
     OpenApiRouter::with_openapi(spec::frame())
         .routes(routes!(runs::create, runs::list))
-        .routes(routes!(runs::get, runs::abort))
+        .routes(routes!(runs::get, runs::abort, active::change))
+        .routes(routes!(active::tool_results))
+        .routes(routes!(active::approvals))
         .routes(routes!(events::events))
-        .routes(routes!(runs::messages))
+        .routes(routes!(runs::messages, active::say))
         .routes(routes!(catalog::agents))
         .routes(routes!(catalog::models))
         .routes(routes!(catalog::tools))

@@ -71,9 +71,11 @@ mod tests {
             id: RunId::new(uuid::Uuid::from_u128(number)),
             tenant: TenantId::local(),
             generation: 0,
-            status: RunStatus::Queued,
+            status: RunStatus::Queued { paused: None },
             agent: "a".into(),
             model: "p/m".parse().unwrap(),
+            thread: None,
+            continues: None,
             limits: Limits::default(),
             metadata: BTreeMap::new(),
             steps: 0,
@@ -82,6 +84,7 @@ mod tests {
             created_at: Timestamp::from_millis(0),
             cancel_requested_at: None,
             last_seq: 1,
+            crashes: 0,
         }
     }
 

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use crate::domain::{FieldError, text};
 use crate::event::SubscribeError;
-use crate::run::CreateError;
+use crate::run::{AnswerProblem, CreateError, OutsideError};
 use crate::store::StoreError;
 
 /// The content type of a problem.
@@ -46,6 +46,18 @@ pub(super) enum ProblemCode {
     RunNotFound,
     /// No route has this path.
     RouteNotFound,
+    /// The run was there and its data is erased.
+    RunErased,
+    /// The run is in a state that does not allow this.
+    RunConflict,
+    /// A call does not wait for this answer; none of the answers was taken.
+    CallConflict,
+    /// Another run of the thread has not ended.
+    ThreadBusy,
+    /// The first request with this `Idempotency-Key` is still being answered.
+    KeyInUse,
+    /// The `Idempotency-Key` was used for another request.
+    KeyReused,
     /// The path exists and does not take this method; `Allow` lists those it takes.
     MethodNotAllowed,
     /// The body did not arrive in time.
@@ -68,7 +80,7 @@ pub(super) enum ProblemCode {
 
 impl ProblemCode {
     /// All of them.
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 24] = [
         Self::InvalidJson,
         Self::InvalidRequest,
         Self::InvalidQuery,
@@ -78,6 +90,12 @@ impl ProblemCode {
         Self::OriginNotAllowed,
         Self::RunNotFound,
         Self::RouteNotFound,
+        Self::RunErased,
+        Self::RunConflict,
+        Self::CallConflict,
+        Self::ThreadBusy,
+        Self::KeyInUse,
+        Self::KeyReused,
         Self::MethodNotAllowed,
         Self::BodyTimeout,
         Self::BodyTooLarge,
@@ -101,6 +119,12 @@ impl ProblemCode {
             Self::OriginNotAllowed => "origin_not_allowed",
             Self::RunNotFound => "run_not_found",
             Self::RouteNotFound => "route_not_found",
+            Self::RunErased => "run_erased",
+            Self::RunConflict => "run_conflict",
+            Self::CallConflict => "call_conflict",
+            Self::ThreadBusy => "thread_busy",
+            Self::KeyInUse => "key_in_use",
+            Self::KeyReused => "key_reused",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::BodyTimeout => "body_timeout",
             Self::BodyTooLarge => "body_too_large",
@@ -123,6 +147,9 @@ impl ProblemCode {
             | Self::InvalidHeader => StatusCode::BAD_REQUEST,
             Self::HostNotAllowed | Self::OriginNotAllowed => StatusCode::FORBIDDEN,
             Self::RunNotFound | Self::RouteNotFound => StatusCode::NOT_FOUND,
+            Self::RunErased => StatusCode::GONE,
+            Self::RunConflict | Self::CallConflict | Self::ThreadBusy | Self::KeyInUse => StatusCode::CONFLICT,
+            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -145,6 +172,12 @@ impl ProblemCode {
             Self::OriginNotAllowed => "The origin is not allowed",
             Self::RunNotFound => "No such run",
             Self::RouteNotFound => "No such route",
+            Self::RunErased => "The run is erased",
+            Self::RunConflict => "The run's state does not allow this",
+            Self::CallConflict => "A call does not wait for this",
+            Self::ThreadBusy => "The thread is busy",
+            Self::KeyInUse => "The key is in use",
+            Self::KeyReused => "The key was used for another request",
             Self::MethodNotAllowed => "The method is not allowed",
             Self::BodyTimeout => "The body came too slowly",
             Self::BodyTooLarge => "The body is too large",
@@ -216,6 +249,11 @@ impl Problem {
     /// The same answer for a run that does not exist, that is another tenant's, and for a text that is no id.
     pub(super) fn run_not_found() -> Self {
         Self::new(ProblemCode::RunNotFound, "There is no run with this id.")
+    }
+
+    /// The run was there.
+    pub(super) fn run_erased() -> Self {
+        Self::new(ProblemCode::RunErased, "This run's data is erased; nothing of it is held any more.")
     }
 
     /// The server is at fault. What happened is logged by the caller of this and never told.
@@ -307,7 +345,19 @@ impl From<StoreError> for Problem {
                 Self::new(ProblemCode::StoreUnavailable, "The database failed; this server has to be started again.")
                     .with_retry_after(SOON)
             }
+            StoreError::ThreadBusy { run } => {
+                let detail = format!(
+                    "{run} has not ended. Wait for its end, or say `on_busy`: `queue` or `interrupt`. Nothing was created."
+                );
+                Self::new(ProblemCode::ThreadBusy, detail)
+            }
+            StoreError::NoPredecessor { run } => {
+                let message = format!("there is no run {run} to continue");
+                Self::field(ProblemCode::InvalidRequest, FieldError::new("$.previous_run", message))
+            }
             StoreError::Fenced { .. }
+            | StoreError::Unread { .. }
+            | StoreError::KeyTaken(_)
             | StoreError::CancelRequested { .. }
             | StoreError::Corrupt { .. }
             | StoreError::Unusable(_) => {
@@ -330,6 +380,30 @@ impl From<CreateError> for Problem {
             CreateError::Store(error) => error.into(),
             CreateError::Internal(reason) => {
                 tracing::error!(reason, "a run could not be created");
+                Self::internal()
+            }
+        }
+    }
+}
+
+impl From<OutsideError> for Problem {
+    fn from(error: OutsideError) -> Self {
+        let detail = error.to_string();
+        match error {
+            OutsideError::Unknown => Self::run_not_found(),
+            OutsideError::NotWaiting(_) | OutsideError::Ended(_) | OutsideError::Raced => {
+                Self::new(ProblemCode::RunConflict, format!("Nothing was changed: {detail}."))
+            }
+            OutsideError::Answer(AnswerProblem::NotPending { .. } | AnswerProblem::WrongKind { .. }) => {
+                Self::new(ProblemCode::CallConflict, format!("No answer was taken: {detail}."))
+            }
+            OutsideError::Answer(AnswerProblem::Twice(_) | AnswerProblem::Arguments { .. }) => {
+                Self::new(ProblemCode::InvalidRequest, format!("No answer was taken: {detail}."))
+            }
+            OutsideError::Invalid(errors) => Self::fields(ProblemCode::InvalidRequest, errors),
+            OutsideError::Store(error) => error.into(),
+            OutsideError::Internal(reason) => {
+                tracing::error!(reason, "a change to a run failed");
                 Self::internal()
             }
         }

@@ -28,8 +28,9 @@ after a 431 without a body). The bodies being read take at most 256 MiB together
 503 `overloaded`. Headers have to arrive within 5 s and bodies within 30 s. A client that takes no byte for 30 s \
 is disconnected. Unknown fields and unknown query parameters are errors.
 
-**Access.** There are no API keys yet, and the server listens on loopback addresses only: whoever can connect may do \
-everything.
+**Access.** There are no API keys yet: whoever can connect may do everything. The server listens on loopback addresses \
+only, unless `server.allow_unauthenticated` says otherwise, and answers requests that are addressed to `localhost`, \
+127.0.0.1, [::1] or a name of `server.hosts` (else 403 `host_not_allowed`).
 
 **Headers.** Every answer has `x-request-id`: the caller's own when it is 1 to 128 of `A-Z a-z 0-9 - _ . :`, else a new \
 one. Times are RFC 3339 in UTC with milliseconds.";
@@ -143,6 +144,12 @@ pub(super) struct ReadProblems;
 /// Problems of a route that names a run.
 pub(super) struct RunProblems;
 
+/// Problems of a route that changes a run.
+pub(super) struct ChangeProblems;
+
+/// Problems of a route that takes something for an active run.
+pub(super) struct AnswerProblems;
+
 /// Problems of the route that gives a run's events.
 pub(super) struct EventProblems;
 
@@ -157,13 +164,37 @@ impl IntoResponses for ReadProblems {
 
 impl IntoResponses for RunProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        responses(&[ProblemCode::RunNotFound])
+        responses(&[ProblemCode::RunNotFound, ProblemCode::RunErased])
+    }
+}
+
+impl IntoResponses for ChangeProblems {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(&[ProblemCode::RunNotFound, ProblemCode::RunErased, ProblemCode::RunConflict])
+    }
+}
+
+impl IntoResponses for AnswerProblems {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        responses(&[
+            ProblemCode::RunNotFound,
+            ProblemCode::RunErased,
+            ProblemCode::RunConflict,
+            ProblemCode::CallConflict,
+            ProblemCode::KeyInUse,
+            ProblemCode::KeyReused,
+            ProblemCode::InvalidJson,
+            ProblemCode::InvalidRequest,
+            ProblemCode::BodyTimeout,
+            ProblemCode::BodyTooLarge,
+            ProblemCode::UnsupportedMediaType,
+        ])
     }
 }
 
 impl IntoResponses for EventProblems {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
-        responses(&[ProblemCode::InvalidCursor, ProblemCode::RunNotFound])
+        responses(&[ProblemCode::InvalidCursor, ProblemCode::RunNotFound, ProblemCode::RunErased])
     }
 }
 
@@ -172,6 +203,9 @@ impl IntoResponses for CreateProblems {
         responses(&[
             ProblemCode::InvalidJson,
             ProblemCode::InvalidRequest,
+            ProblemCode::ThreadBusy,
+            ProblemCode::KeyInUse,
+            ProblemCode::KeyReused,
             ProblemCode::BodyTimeout,
             ProblemCode::BodyTooLarge,
             ProblemCode::UnsupportedMediaType,

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
+use super::idempotency::Flights;
 use super::room::BodyRoom;
 use super::spec::{Documents, SpecError};
 use super::view::{AgentView, ModelView, ProviderView, ToolView, models_on_offer, tools_on_offer};
@@ -59,6 +60,7 @@ struct Inner {
     models: Vec<ModelView>,
     tools: Vec<ToolView>,
     bodies: BodyRoom,
+    flights: Flights,
     documents: OnceLock<Documents>,
 }
 
@@ -68,7 +70,7 @@ impl HttpState {
         let models = models_on_offer(&parts.providers, &parts.agents);
         let tools = tools_on_offer(&parts.registry);
         let bodies = BodyRoom::new(parts.server.max_body_bytes);
-        Self(Arc::new(Inner { parts, models, tools, bodies, documents: OnceLock::new() }))
+        Self(Arc::new(Inner { parts, models, tools, bodies, flights: Flights::default(), documents: OnceLock::new() }))
     }
 
     /// What it was built from.
@@ -79,6 +81,11 @@ impl HttpState {
     /// The room for request bodies.
     pub(super) fn bodies(&self) -> &BodyRoom {
         &self.0.bodies
+    }
+
+    /// The keys whose first request is being answered.
+    pub(super) fn flights(&self) -> &Flights {
+        &self.0.flights
     }
 
     /// The models on offer.

@@ -252,7 +252,7 @@ impl Accumulator {
     fn push_calls(&mut self, entries: Vec<CallFragment>, sink: &mut dyn DeltaSink) -> Result<(), AccumulateError> {
         let count = entries.len();
         // Calls this chunk already touched: a later entry without index and id is another call.
-        let mut touched = Vec::with_capacity(count);
+        let mut touched = Vec::new();
         for (position, mut entry) in entries.into_iter().enumerate() {
             entry.id = entry.id.filter(|id| !id.is_empty());
             // A gateway writes the word null for an absent name.
@@ -275,7 +275,9 @@ impl Accumulator {
                     self.calls.len() - 1
                 }
             };
-            touched.push(slot);
+            if position + 1 < count {
+                touched.push(slot);
+            }
             self.extend(slot, entry, sink)?;
         }
         Ok(())

@@ -72,6 +72,8 @@ pub struct Reader<D> {
     decoder: D,
     accumulator: Accumulator,
     fragments: Vec<Fragment>,
+    /// Empty between two pieces; kept for its room.
+    frames: Vec<Frame>,
     /// The first line that was no part of an event, for the message of a failure.
     stray: Option<String>,
 }
@@ -102,7 +104,7 @@ impl<D: Decoder> Reader<D> {
             // Others are told by their first byte, since the label is often wrong.
             Some(_) | None => Form::Unknown,
         };
-        Self { form, decoder, accumulator, fragments: Vec::new(), stray: None }
+        Self { form, decoder, accumulator, fragments: Vec::new(), frames: Vec::new(), stray: None }
     }
 
     /// Takes the next bytes.
@@ -113,7 +115,6 @@ impl<D: Decoder> Reader<D> {
                 _ => Form::Events(sse::Decoder::default()),
             };
         }
-        let mut frames = Vec::new();
         match &mut self.form {
             Form::Unknown => {}
             Form::Document(body) => {
@@ -123,10 +124,13 @@ impl<D: Decoder> Reader<D> {
                 body.extend_from_slice(bytes);
             }
             Form::Events(events) => {
+                let mut frames = std::mem::take(&mut self.frames);
                 let bounded = events.push(bytes, &mut frames);
                 if self.frames(&frames, sink)? == Decoded::Done {
                     return Ok(Progress::Done);
                 }
+                frames.clear();
+                self.frames = frames;
                 bounded.map_err(|error| protocol(error.to_string()))?;
             }
         }

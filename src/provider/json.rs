@@ -4,7 +4,7 @@
 //! chunk. A Rust string cannot hold such a half, so strings that stream in pieces are read as [`Piece`]
 //! (WTF-8) and joined by a [`Rejoiner`].
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde::de::{Deserializer as _, Error, Visitor};
@@ -90,62 +90,6 @@ impl Rejoiner {
     }
 }
 
-/// The fields of a JSON object, unread. The last of several fields with one name counts.
-#[derive(Debug)]
-pub struct Fields<'a>(BTreeMap<String, &'a RawValue>);
-
-impl<'a> Fields<'a> {
-    /// The fields, if this is an object.
-    pub fn of(raw: &'a RawValue) -> Option<Self> {
-        Self::parse(raw.get())
-    }
-
-    /// The fields, if this text is one JSON object.
-    pub fn parse(text: &'a str) -> Option<Self> {
-        serde_json::from_str(text).ok().map(Self)
-    }
-
-    /// A field that is there and not `null`.
-    pub fn get(&self, name: &str) -> Option<&'a RawValue> {
-        self.0.get(name).copied().filter(|raw| raw.get() != "null")
-    }
-
-    /// A field that is an object.
-    pub fn object(&self, name: &str) -> Option<Self> {
-        self.get(name).and_then(Self::of)
-    }
-
-    /// The items of a field that is a list; none when it is anything else.
-    pub fn items(&self, name: &str) -> Vec<&'a RawValue> {
-        self.get(name).map(items).unwrap_or_default()
-    }
-
-    /// A field that is a string.
-    pub fn piece(&self, name: &str) -> Option<Piece> {
-        self.get(name).and_then(piece)
-    }
-
-    /// A field that is a string, halves of surrogate pairs replaced.
-    pub fn string(&self, name: &str) -> Option<String> {
-        self.piece(name).map(|piece| {
-            let mut joiner = Rejoiner::default();
-            let mut text = joiner.push(piece);
-            text.extend(joiner.finish());
-            text
-        })
-    }
-
-    /// A field that is a whole number, zero or more.
-    pub fn index(&self, name: &str) -> Option<u64> {
-        self.get(name).and_then(|raw| raw.get().parse().ok())
-    }
-
-    /// A field as a value.
-    pub fn value(&self, name: &str) -> Option<Value> {
-        self.get(name).and_then(value)
-    }
-}
-
 /// The items of a list; none when it is anything else.
 pub fn items(raw: &RawValue) -> Vec<&RawValue> {
     serde_json::from_str(raw.get()).unwrap_or_default()
@@ -169,6 +113,23 @@ pub fn piece(raw: &RawValue) -> Option<Piece> {
         return None;
     }
     serde_json::Deserializer::from_str(raw.get()).deserialize_bytes(Bytes).ok()
+}
+
+/// A string, halves of surrogate pairs replaced; `None` when it is anything else.
+pub fn text(raw: &RawValue) -> Option<Cow<'_, str>> {
+    let inside = raw.get().strip_prefix('"')?.strip_suffix('"')?;
+    if !inside.contains('\\') {
+        return Some(Cow::Borrowed(inside));
+    }
+    let mut joiner = Rejoiner::default();
+    let mut text = joiner.push(piece(raw)?);
+    text.extend(joiner.finish());
+    Some(Cow::Owned(text))
+}
+
+/// A whole number, zero or more; `None` when it is anything else.
+pub fn index(raw: &RawValue) -> Option<u64> {
+    raw.get().parse().ok()
 }
 
 /// Any value; halves of surrogate pairs become U+FFFD. `None` when it is nested too deeply to read.
@@ -260,15 +221,19 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_another_type_are_absent_and_not_an_error() {
-        let fields = Fields::parse(r#"{"s":1,"n":null,"l":{},"i":-1,"o":[],"t":"x"}"#).unwrap();
-        assert_eq!(fields.string("s"), None);
-        assert!(fields.get("n").is_none());
-        assert!(fields.items("l").is_empty());
-        assert_eq!(fields.index("i"), None);
-        assert!(fields.object("o").is_none());
-        assert_eq!(fields.string("t").as_deref(), Some("x"));
-        assert!(Fields::parse("[]").is_none() && Fields::parse("{} {}").is_none());
+    fn strings_and_indexes_are_read_as_such_or_not_at_all() {
+        for (raw, expected) in [
+            (r#""t""#, Some("t")),
+            (r#""""#, Some("")),
+            (r#""\u0074\ud83d""#, Some("t\u{FFFD}")),
+            ("1", None),
+            ("{}", None),
+        ] {
+            assert_eq!(text(document(raw).unwrap()).as_deref(), expected, "{raw}");
+        }
+        for (raw, expected) in [("3", Some(3)), ("-1", None), ("1.0", None), (r#""1""#, None)] {
+            assert_eq!(index(document(raw).unwrap()), expected, "{raw}");
+        }
     }
 
     proptest! {

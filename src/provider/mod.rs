@@ -16,6 +16,7 @@ pub mod error;
 pub mod http;
 pub mod json;
 pub mod names;
+mod object;
 mod object_scan;
 pub mod openai_chat;
 pub mod retry;

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::agent::{Doing, Machine, Transition};
-use crate::domain::{EncodedBody, Event, EventBody, Run, RunStatus, RunView, Timestamp};
+use super::task::Work;
+use crate::agent::{Doing, Machine, Observation, Transition, UnexpectedObservation};
+use crate::domain::{EncodedBody, Event, EventBody, InboxNumber, Pause, Run, RunStatus, RunView, Timestamp};
 use crate::event::{Activity, ExecutingCall, LiveRun};
-use crate::store::{StepCommit, Store, StoreError};
+use crate::store::{KeyUse, StepCommit, Store, StoreError};
 
 /// How long to wait before a commit is tried again while the database is away.
 const RETRY: Duration = Duration::from_millis(250);
@@ -22,6 +23,9 @@ pub(super) enum CommitError {
     /// State or event cannot be encoded.
     #[error("the step cannot be encoded: {0}")]
     Encode(#[from] serde_json::Error),
+    /// What was said to the run does not fit it.
+    #[error("the run's state does not fit what happened: {0}")]
+    Machine(#[from] UnexpectedObservation),
 }
 
 /// When a step happens.
@@ -46,76 +50,142 @@ pub(super) fn apply(run: &mut Run, machine: &Machine, now: Timestamp) {
     run.steps = state.steps;
     run.tool_calls = state.tool_calls;
     run.usage = state.usage;
-    if let Some(end) = machine.end() {
-        let (started_at, deadline_at) = match &run.status {
-            RunStatus::Queued => (None, None),
-            RunStatus::Running { started_at, deadline_at } => (Some(*started_at), Some(*deadline_at)),
-            RunStatus::Finished { started_at, deadline_at, .. } => (*started_at, *deadline_at),
-        };
-        run.status = RunStatus::Finished { started_at, deadline_at, finished_at: now, end: end.clone() };
+    run.limits = *machine.limits();
+    run.status = match machine.doing() {
+        Doing::Nothing | Doing::Calling { .. } | Doing::Running(_) => return,
+        Doing::Waiting(calls) => {
+            let paused = pause(&run.status, now);
+            let until = match run.status {
+                RunStatus::Waiting { until, .. } => until,
+                RunStatus::Queued { .. } | RunStatus::Running { .. } | RunStatus::Finished { .. } => {
+                    now.plus(Duration::from_millis(machine.limits().wait_timeout_ms))
+                }
+            };
+            RunStatus::Waiting { paused, until, calls }
+        }
+        Doing::Answered => RunStatus::Queued { paused: Some(pause(&run.status, now)) },
+        Doing::Over(end) => {
+            let (started_at, deadline_at) = match &run.status {
+                RunStatus::Queued { paused } => (paused.map(|paused| paused.started_at), None),
+                RunStatus::Running { started_at, deadline_at } => (Some(*started_at), Some(*deadline_at)),
+                RunStatus::Waiting { paused, .. } => (Some(paused.started_at), None),
+                RunStatus::Finished { started_at, deadline_at, .. } => (*started_at, *deadline_at),
+            };
+            RunStatus::Finished { started_at, deadline_at, finished_at: now, end: end.clone() }
+        }
+    };
+}
+
+/// What a run keeps of its time from `now` on.
+fn pause(status: &RunStatus, now: Timestamp) -> Pause {
+    match status {
+        RunStatus::Waiting { paused, .. } | RunStatus::Queued { paused: Some(paused) } => *paused,
+        RunStatus::Running { started_at, deadline_at } => {
+            let left_ms = u64::try_from(deadline_at.since(now).as_millis()).unwrap_or(u64::MAX);
+            Pause { started_at: *started_at, left_ms }
+        }
+        // Neither was at work.
+        RunStatus::Queued { paused: None } | RunStatus::Finished { .. } => Pause { started_at: now, left_ms: 0 },
     }
 }
 
-/// Encodes what happened; the final event is added when the run has ended.
+/// Encodes what happened. What shows the run itself comes last: that it waits, or that it ended.
 pub(super) fn encode(events: &[EventBody], run: &Run, moment: Moment) -> Result<Vec<EncodedBody>, serde_json::Error> {
     let mut encoded = events.iter().map(EncodedBody::new).collect::<Result<Vec<_>, _>>()?;
-    if let RunStatus::Finished { started_at, .. } = &run.status {
-        let duration = started_at.map_or(Duration::ZERO, |_| moment.ran_for);
-        let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        encoded.push(EncodedBody::new(&EventBody::RunEnd { run: RunView::from(run), duration_ms })?);
+    match &run.status {
+        RunStatus::Queued { .. } | RunStatus::Running { .. } => {}
+        RunStatus::Waiting { until, calls, .. } => {
+            encoded.push(EncodedBody::new(&EventBody::<RunView>::Waiting { calls: calls.clone(), until: *until })?);
+        }
+        RunStatus::Finished { started_at, .. } => {
+            let duration = started_at.map_or(Duration::ZERO, |_| moment.ran_for);
+            let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+            encoded.push(EncodedBody::new(&EventBody::RunEnd { run: RunView::from(run), duration_ms })?);
+        }
     }
     Ok(encoded)
 }
 
-/// Commits a transition of `machine` and publishes it; `run` then is the run as stored. Waits for a database that is
-/// away, since the step has happened and only a commit makes it count.
+/// Commits a transition of a run and publishes it; `work.run` then is the run as stored. Waits for a database that is
+/// away, since the step has happened and only a commit makes it count. `key` is what the step was asked for with.
 pub(super) async fn commit(
     store: &dyn Store,
-    live: &LiveRun,
-    run: &mut Run,
-    machine: &Machine,
-    transition: Transition,
+    work: &mut Work,
+    mut transition: Transition,
     moment: Moment,
+    key: Option<&KeyUse>,
 ) -> Result<(), CommitError> {
-    apply(run, machine, moment.now);
-    // A run that has ended goes on from nowhere.
-    let state = match machine.end() {
-        Some(_) => None,
-        None => Some(serde_json::to_string(machine.state())?),
-    };
+    let before = work.run.status.clone();
     let stored = loop {
+        apply(&mut work.run, &work.machine, moment.now);
+        // A run that has ended goes on from nowhere.
+        let state = match work.machine.end() {
+            Some(_) => None,
+            None => Some(serde_json::to_string(work.machine.state())?),
+        };
+        let run = &work.run;
         let commit = StepCommit {
             run: run.id,
             generation: run.generation,
+            after: run.last_seq,
             time: moment.now,
             status: run.status.clone(),
             cancel_requested_at: run.cancel_requested_at,
             steps: run.steps,
             tool_calls: run.tool_calls,
             usage: run.usage,
-            state: state.clone(),
+            crashes: run.crashes,
+            inbox_read: work.inbox_read,
+            state,
             events: encode(&transition.events, run, moment)?,
+            key: key.cloned(),
         };
-        live.committing();
+        work.live.committing();
         match store.commit_step(commit).await {
             Ok(stored) => break stored,
             // The final event shows the whole run, so it has to know of a request that came in between.
-            Err(StoreError::CancelRequested { at, .. }) => run.cancel_requested_at = Some(at),
-            Err(error @ StoreError::Unavailable(_)) => {
+            Err(StoreError::CancelRequested { at, .. }) => work.run.cancel_requested_at = Some(at),
+            // The run goes on with what it had not heard.
+            Err(StoreError::Unread { inbox, .. }) => {
+                work.run.status = before.clone();
+                let heard = hear(store, work, inbox).await?;
+                transition.events.extend(heard.events);
+            }
+            Err(error @ StoreError::Unavailable(_)) if key.is_none() => {
                 tracing::warn!(%error, "the database is away; the step waits to be committed");
                 sleep(RETRY).await;
             }
-            Err(
-                error @ (StoreError::Fenced { .. }
-                | StoreError::Failed(_)
-                | StoreError::Corrupt { .. }
-                | StoreError::Unusable(_)),
-            ) => return Err(error.into()),
+            Err(error) => return Err(error.into()),
         }
     };
-    run.cancel_requested_at = stored.cancel_requested_at;
-    publish(live, &stored.events, run, machine);
+    work.run.cancel_requested_at = stored.cancel_requested_at;
+    work.inbox = stored.inbox;
+    publish(&work.live, &stored.events, &mut work.run, &work.machine);
     Ok(())
+}
+
+/// Takes in what was said to the run, up to item `inbox` at least.
+pub(super) async fn hear(store: &dyn Store, work: &mut Work, inbox: InboxNumber) -> Result<Transition, CommitError> {
+    let items = loop {
+        match store.inbox(work.run.id, work.inbox_read).await {
+            Ok(items) => break items,
+            Err(error @ StoreError::Unavailable(_)) => {
+                tracing::warn!(%error, "the database is away; the run waits for it");
+                sleep(RETRY).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
+    work.inbox_read = items.last().map_or(inbox, |(number, _)| (*number).max(inbox));
+    work.inbox = work.inbox.max(work.inbox_read);
+    let timeout = work.machine.limits().timeout_ms;
+    let items = items.into_iter().map(|(_, item)| item).collect();
+    let transition = work.machine.observe(Observation::Said(items), &work.tools)?;
+    if let RunStatus::Running { deadline_at, .. } = &mut work.run.status {
+        let more = work.machine.limits().timeout_ms.saturating_sub(timeout);
+        *deadline_at = deadline_at.plus(Duration::from_millis(more));
+    }
+    Ok(transition)
 }
 
 /// Makes committed events visible.
@@ -129,12 +199,12 @@ pub(super) fn publish(live: &LiveRun, stored: &[Event], run: &mut Run, machine: 
 /// What a run is doing once its step is committed.
 fn activity(machine: &Machine) -> Activity {
     match machine.doing() {
-        Doing::Nothing => Activity::Idle,
+        Doing::Nothing | Doing::Waiting(_) | Doing::Answered => Activity::Idle,
         Doing::Calling { step, attempt } => Activity::Writing { step, attempt },
-        Doing::Running(calls) => Activity::Executing(
-            calls.map(|call| ExecutingCall { call_id: call.id.clone(), name: call.name.clone() }).collect(),
-        ),
-        Doing::Over => Activity::Ended,
+        Doing::Running(calls) => {
+            Activity::Executing(calls.map(|call| ExecutingCall { call_id: call.id, name: call.name }).collect())
+        }
+        Doing::Over(_) => Activity::Ended,
     }
 }
 

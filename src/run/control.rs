@@ -1,6 +1,7 @@
 //! How runs at work are told to end.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
@@ -12,6 +13,8 @@ use crate::domain::{RunId, Timestamp};
 pub(super) struct Control {
     cancelled: CancellationToken,
     at: Mutex<Option<Timestamp>>,
+    /// Something was said to the run that it may not have heard.
+    mail: AtomicBool,
 }
 
 impl Control {
@@ -24,6 +27,16 @@ impl Control {
     /// Fires when the run was asked to end.
     pub(super) const fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
+    }
+
+    /// Something was said to the run.
+    pub(super) fn posted(&self) {
+        self.mail.store(true, Ordering::Release);
+    }
+
+    /// Whether something was said since this was last asked.
+    pub(super) fn take_mail(&self) -> bool {
+        self.mail.swap(false, Ordering::Acquire)
     }
 
     /// When the run was asked to end.
@@ -61,6 +74,18 @@ impl Active {
             }
             None => false,
         }
+    }
+
+    /// Tells a run that something was said to it. One that is not at work here hears of it when it is.
+    pub(super) fn posted(&self, id: RunId) {
+        if let Some(control) = lock(&self.0).get(&id) {
+            control.posted();
+        }
+    }
+
+    /// Whether a run is at work here.
+    pub(super) fn has(&self, id: RunId) -> bool {
+        lock(&self.0).contains_key(&id)
     }
 
     /// How many there are.

@@ -5,35 +5,83 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
 
-use super::commit::{CommitError, LiveProgress, commit};
+use super::apart::{Apart, Turn};
+use super::commit::{CommitError, LiveProgress, commit, hear};
 use super::control::Control;
 use super::heard::{Heard, Sink};
 use super::scratch::Scratch;
 use super::services::Services;
-use super::task::{Loaded, RestoreError};
+use super::task::{RestoreError, Work};
 use super::timeline::Timeline;
-use super::toolbox::RunTools;
 use super::watch::Watch;
-use crate::agent::{Interrupt, Machine, ModelCall, Observation, Step, Transition, UnexpectedObservation};
+use crate::agent::{Interrupt, ModelCall, Observation, Step, Transition, UnexpectedObservation};
 use crate::domain::{
-    FailureClass, ModelFailure, ModelRequest, ModelTurn, Part, Run, RunError, RunStatus, ToolCall, ToolOutcome,
+    FailureClass, ModelFailure, ModelRequest, ModelTurn, Part, Run, RunError, RunStatus, Timestamp, ToolCall,
+    ToolOutcome,
 };
-use crate::event::LiveRun;
 use crate::provider::conversation::Conversation;
 use crate::provider::retry::Decision;
+use crate::store::{ClaimedRun, Former};
 use crate::tool::executor::{GroupCtx, execute};
 use crate::tool::workspace::Workspace;
+
+/// What a driver has from whoever started it.
+pub(super) struct Parts {
+    pub(super) services: Arc<Services>,
+    pub(super) scratch: Arc<Scratch>,
+    /// How the run is told to end.
+    pub(super) control: Arc<Control>,
+    /// Fires when nothing new may be begun.
+    pub(super) stopping: CancellationToken,
+    /// For runs that may have ended processes.
+    pub(super) apart: Arc<Apart>,
+}
+
+/// How a run came into the hands of its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// It was never at work.
+    New,
+    /// It was at work and let go of properly.
+    Resumed,
+    /// It was at work, and what was done since its last commit is lost.
+    TakenOver,
+}
+
+impl Origin {
+    /// That of a run as it is claimed.
+    pub(super) const fn of(claimed: &ClaimedRun) -> Self {
+        match (&claimed.state, claimed.former) {
+            (None, _) => Self::New,
+            (Some(_), Former::LetGo | Former::Gone) => Self::TakenOver,
+            (Some(_), Former::None) => Self::Resumed,
+        }
+    }
+}
+
+/// How a driver left its run.
+pub(super) enum Left {
+    /// It has ended.
+    Ended(Box<Run>),
+    /// It waits for answers to so many calls, in nobody's hands.
+    Waiting(usize),
+    /// It is at rest after a commit, for the next process to go on.
+    Parked,
+}
 
 /// A run in progress.
 pub(super) struct Driver {
     services: Arc<Services>,
     scratch: Arc<Scratch>,
-    run: Run,
-    machine: Machine,
-    tools: RunTools,
-    live: Arc<LiveRun>,
+    work: Work,
+    origin: Origin,
     control: Arc<Control>,
+    stopping: CancellationToken,
+    apart: Arc<Apart>,
+    /// Held while it is begun apart from others that may have ended processes.
+    turn: Option<Turn>,
     deadline: Instant,
     timeline: Timeline,
     /// What its provider keeps of it.
@@ -50,51 +98,67 @@ pub(super) enum DriveError {
     Machine(#[from] UnexpectedObservation),
     #[error(transparent)]
     Restore(#[from] RestoreError),
+    #[error("{0} processes in a row ended after they had taken this run over and before it got any further")]
+    Crashes(u32),
 }
 
 impl Driver {
-    /// Begins to drive a run that this process has: it is stored, and nobody else's. `control` is how it is told to end.
-    pub(super) fn begin(services: Arc<Services>, scratch: Arc<Scratch>, loaded: Loaded, control: Arc<Control>) -> Self {
-        let Loaded { run, machine, tools, live } = loaded;
+    /// Begins to drive a run that this process has: it is stored, and nobody else's.
+    pub(super) fn begin(parts: Parts, work: Work, origin: Origin) -> Self {
+        let Parts { services, scratch, control, stopping, apart } = parts;
         let now = services.clock.now();
-        let left = match &run.status {
-            RunStatus::Running { deadline_at, .. } => deadline_at.since(now),
-            RunStatus::Queued | RunStatus::Finished { .. } => Duration::ZERO,
-        };
         Self {
-            deadline: Instant::now() + left,
-            timeline: Timeline::of(&run, now),
+            deadline: deadline(&work.run, now),
+            timeline: Timeline::of(&work.run, now),
             conversation: Conversation::default(),
-            watch: Watch::begin(&services, &run, &machine),
+            watch: Watch::begin(&services, &work.run, &work.machine),
             services,
             scratch,
-            run,
-            machine,
-            tools,
-            live,
+            work,
+            origin,
             control,
+            stopping,
+            apart,
+            turn: None,
         }
     }
 
-    /// Drives the run to its end.
-    pub(super) async fn drive(mut self) -> Result<Run, DriveError> {
+    /// Drives the run until it ends, waits, or is left to the next process.
+    pub(super) async fn drive(mut self) -> Result<Left, DriveError> {
         let mut workspace = None;
+        self.turn = self.wait_apart().await;
+        if self.origin == Origin::TakenOver {
+            let transition = self.work.machine.observe(Observation::TakenOver, &self.work.tools)?;
+            // It has not got any further by this.
+            self.commit(transition).await?;
+        }
         loop {
-            let step = self.machine.step();
-            if let Step::Finish(_) = step {
-                return Ok(self.run);
+            let step = self.work.machine.step();
+            match &step {
+                Step::Finish(_) => return Ok(Left::Ended(Box::new(self.work.run))),
+                Step::Wait => return Ok(Left::Waiting(pending(&self.work.run))),
+                Step::Start | Step::CallModel(_) | Step::RunTools(_) | Step::Resume => {}
             }
             // Nothing new starts once somebody asked for the end.
             if let Some(cause) = self.interrupted_already() {
                 self.interrupt(cause, Vec::new(), Vec::new()).await?;
                 continue;
             }
+            // A call whose start is recorded is made: nobody else could know that it was not.
+            if self.stopping.is_cancelled() && !matches!(step, Step::RunTools(_)) {
+                return Ok(Left::Parked);
+            }
+            if self.has_mail() {
+                self.hear().await?;
+                continue;
+            }
             match step {
-                Step::Finish(_) => return Ok(self.run),
+                Step::Finish(_) | Step::Wait => {}
                 Step::Start => self.observe(Observation::Start).await?,
+                Step::Resume => self.observe(Observation::Resumed).await?,
                 Step::CallModel(call) => {
                     if call.attempt == 1 {
-                        self.watch.step(&self.run.agent);
+                        self.watch.step(&self.work.run.agent);
                     }
                     self.call_model(call).await?;
                 }
@@ -112,6 +176,19 @@ impl Driver {
                     }
                 }
             }
+        }
+    }
+
+    /// A run that processes ended with is begun apart from others like it, until it gets further.
+    async fn wait_apart(&self) -> Option<Turn> {
+        if self.work.run.crashes < 2 {
+            return None;
+        }
+        tokio::select! {
+            biased;
+            _ = interrupted(&self.control, self.deadline) => None,
+            () = self.stopping.cancelled() => None,
+            turn = self.apart.turn() => Some(turn),
         }
     }
 
@@ -143,26 +220,26 @@ impl Driver {
         conversation: &mut Conversation,
         heard: &mut Heard,
     ) -> Result<ModelTurn, Failed> {
-        let spec = self.machine.spec();
+        let spec = self.work.machine.spec();
         let Some(endpoint) = self.services.catalog.get(&spec.model.provider) else {
             let message = format!("the provider `{}` is no longer configured", spec.model.provider);
             return Err(Failed::ForGood(ModelFailure::new(FailureClass::InvalidRequest, message)));
         };
         let mut request = ModelRequest {
-            run: self.run.id,
+            run: self.work.run.id,
             step: call.step,
             attempt: call.attempt,
             model: spec.model.model.clone(),
             instructions: spec.instructions.clone(),
             messages: call.messages,
-            tools: Arc::clone(self.tools.specs()),
+            tools: Arc::clone(self.work.tools.specs()),
             max_output_tokens: spec.max_output_tokens,
             trace: None,
         };
         let mut watch = self.watch.model_call(&request, spec, endpoint);
         request.trace = watch.context();
         let limit = spec.limits.model_timeout_ms;
-        let mut sink = Sink { live: &self.live, heard, watch: &mut watch };
+        let mut sink = Sink { live: &self.work.live, heard, watch: &mut watch };
         let asked = endpoint.provider.call(&request, conversation, &mut sink);
         match timeout(Duration::from_millis(limit), asked).await {
             Ok(Ok(turn)) => {
@@ -195,7 +272,7 @@ impl Driver {
         duration_ms: u64,
     ) -> Result<(), DriveError> {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
-        let provider = &self.machine.spec().model.provider;
+        let provider = &self.work.machine.spec().model.provider;
         let (failure, decision) = match (failed, self.services.catalog.get(provider)) {
             (Failed::ThisTime(failure), Some(endpoint)) => {
                 let decision = endpoint.retry.next(&failure, attempt, remaining, (self.services.jitter)());
@@ -214,8 +291,10 @@ impl Driver {
                 tokio::select! {
                     biased;
                     cause = interrupted(&control, self.deadline) => self.interrupt(cause, Vec::new(), Vec::new()).await,
+                    // Not to be waited for: the next process makes the attempt.
+                    () = self.stopping.cancelled() => Ok(()),
                     () = sleep(delay) => {
-                        self.watch.retry(&self.machine.spec().model.provider, class);
+                        self.watch.retry(&self.work.machine.spec().model.provider, class);
                         Ok(())
                     }
                 }
@@ -228,7 +307,7 @@ impl Driver {
         let cancel = self.control.cancelled().child_token();
         let (ready, missing): (Vec<_>, Vec<_>) = calls
             .into_iter()
-            .map(|call| (call.id.clone(), self.tools.ready(call)))
+            .map(|call| (call.id.clone(), self.work.tools.ready(call)))
             .partition(|(_, call)| call.is_some());
         let mut outcomes: Vec<ToolOutcome> = missing.into_iter().map(|(call_id, _)| gone(call_id)).collect();
         let ready: Vec<_> = ready.into_iter().filter_map(|(_, call)| call).collect();
@@ -236,16 +315,20 @@ impl Driver {
         let mut execution = execute(
             ready,
             GroupCtx {
-                run: self.run.id,
+                run: self.work.run.id,
                 workspace,
                 cancel: cancel.clone(),
-                timeout: Duration::from_millis(self.machine.spec().limits.tool_timeout_ms),
-                progress: Arc::new(LiveProgress(Arc::clone(&self.live))),
+                timeout: Duration::from_millis(self.work.machine.spec().limits.tool_timeout_ms),
+                progress: Arc::new(LiveProgress(Arc::clone(&self.work.live))),
             },
         );
         let control = Arc::clone(&self.control);
         loop {
             if !outcomes.is_empty() {
+                // New bounds count for what is decided now.
+                if self.has_mail() {
+                    self.hear().await?;
+                }
                 let outcomes = std::mem::take(&mut outcomes);
                 self.observe(Observation::ToolOutcomes { outcomes, fatal: None }).await?;
             }
@@ -287,27 +370,47 @@ impl Driver {
         outcomes: Vec<ToolOutcome>,
     ) -> Result<(), DriveError> {
         if let Interrupt::Cancel = cause {
-            self.run.cancel_requested_at = self.control.cancelled_at();
+            self.work.run.cancel_requested_at = self.control.cancelled_at();
         }
         self.observe(Observation::Interrupt { cause, partial, outcomes }).await
     }
 
     async fn observe(&mut self, observation: Observation) -> Result<(), DriveError> {
-        let transition = self.machine.observe(observation, &self.tools)?;
-        self.commit(transition).await
+        let transition = self.work.machine.observe(observation, &self.work.tools)?;
+        self.work.run.crashes = 0;
+        self.commit(transition).await?;
+        drop(self.turn.take());
+        Ok(())
     }
 
     async fn commit(&mut self, transition: Transition) -> Result<(), DriveError> {
         let moment = self.timeline.moment(self.services.clock.now());
-        let store = self.services.store.as_ref();
-        commit(store, &self.live, &mut self.run, &self.machine, transition, moment).await?;
+        commit(self.services.store.as_ref(), &mut self.work, transition, moment, None).await?;
+        let run = &self.work.run;
         // A wake-up can be lost; what is stored cannot.
-        if let Some(at) = self.run.cancel_requested_at {
+        if let Some(at) = run.cancel_requested_at {
             self.control.cancel(at);
         }
-        if self.run.status.is_finished() {
-            self.watch.ended(&self.run, moment.ran_for);
+        if run.status.is_finished() {
+            self.watch.ended(run, moment.ran_for);
         }
+        Ok(())
+    }
+
+    /// Whether something was said to the run that it has not heard.
+    fn has_mail(&self) -> bool {
+        self.control.take_mail() || self.work.inbox > self.work.inbox_read
+    }
+
+    /// Takes in what was said to the run.
+    async fn hear(&mut self) -> Result<(), DriveError> {
+        let before = self.work.inbox_read;
+        let inbox = self.work.inbox;
+        let transition = hear(self.services.store.as_ref(), &mut self.work, inbox).await?;
+        if self.work.inbox_read > before {
+            self.commit(transition).await?;
+        }
+        self.deadline = deadline(&self.work.run, self.services.clock.now());
         Ok(())
     }
 
@@ -322,14 +425,31 @@ impl Driver {
     }
 
     async fn open_workspace(&self) -> Result<Arc<Workspace>, RunError> {
-        match &self.machine.spec().workspace {
+        match &self.work.machine.spec().workspace {
             Some(name) => self.services.agents.workspace(name).map(Arc::clone).ok_or_else(|| RunError {
                 code: "workspace_unusable".to_owned(),
                 message: format!("the workspace `{name}` is no longer configured"),
                 retryable: false,
             }),
-            None => self.scratch.make(self.run.id).await,
+            None => self.scratch.make(self.work.run.id, self.origin != Origin::New).await,
         }
+    }
+}
+
+/// When a run has to end, as an instant of this process.
+fn deadline(run: &Run, now: Timestamp) -> Instant {
+    let left = match &run.status {
+        RunStatus::Running { deadline_at, .. } => deadline_at.since(now),
+        RunStatus::Queued { .. } | RunStatus::Waiting { .. } | RunStatus::Finished { .. } => Duration::ZERO,
+    };
+    Instant::now() + left
+}
+
+/// How many calls a run waits for.
+fn pending(run: &Run) -> usize {
+    match &run.status {
+        RunStatus::Waiting { calls, .. } => calls.len(),
+        RunStatus::Queued { .. } | RunStatus::Running { .. } | RunStatus::Finished { .. } => 0,
     }
 }
 

@@ -103,6 +103,22 @@ impl Queue {
         Some(Place::Waiting(WaitingPlace { queue: Arc::clone(self) }))
     }
 
+    /// A place in the queue for one more run that has to wait for another one; `None` when all are taken.
+    pub(super) fn enter_waiting(self: &Arc<Self>) -> Option<WaitingPlace> {
+        let mut counts = self.counts();
+        if counts.entering + counts.waiting >= self.max_waiting {
+            return None;
+        }
+        counts.entering += 1;
+        Some(WaitingPlace { queue: Arc::clone(self) })
+    }
+
+    /// A run that was accepted before is in the queue again; it needs no place.
+    pub(super) fn came_back(&self) {
+        self.counts().waiting += 1;
+        self.changed.notify_one();
+    }
+
     /// `count` runs left the store's queue. Somebody may have counted them out already, so the store is asked again.
     pub(super) fn left(&self, count: usize) {
         let mut counts = self.counts();
@@ -137,7 +153,8 @@ impl Queue {
         std::iter::from_fn(|| self.free_slot()).take(useful).collect()
     }
 
-    fn free_slot(self: &Arc<Self>) -> Option<Slot> {
+    /// A slot, if one is free.
+    pub(super) fn free_slot(self: &Arc<Self>) -> Option<Slot> {
         let permit = Arc::clone(&self.slots).try_acquire_owned().ok()?;
         Some(Slot { permit: Some(permit), queue: Arc::clone(self) })
     }

@@ -1,43 +1,30 @@
-//! Runs whose worker is gone: ended honestly, with what is known of them.
+//! What a former process left behind, and runs that cannot go on: ended honestly, with what is known of them. Runs that
+//! can go on are claimed like queued ones.
 
 use std::sync::Arc;
-
-use tracing::Instrument as _;
 
 use super::commit::{CommitError, commit};
 use super::control::Control;
 use super::driver::DriveError;
 use super::supervisor::Inner;
-use super::task::Loaded;
 use super::timeline::Timeline;
 use super::watch::Watch;
 use crate::agent::{Interrupt, Observation};
 use crate::domain::{RunError, RunId, TenantId};
 use crate::store::{ClaimedRun, StoreError};
-use crate::telemetry::run_log_context;
 
 impl Inner {
-    /// Ends every run that a former process left behind, and learns how many wait. Called once, before the first
-    /// request.
+    /// Learns how many runs wait for a worker, and tidies up. Called once, before the first request.
     pub(super) async fn recover(self: &Arc<Self>) -> Result<(), StoreError> {
-        for claimed in self.services.store.claim_interrupted().await? {
-            let id = claimed.run.id;
-            tracing::warn!(run_id = %id, "the process that ran this died; the run is ended");
-            let error = RunError {
-                code: "process_died".to_owned(),
-                message: "the process that ran this run ended before the run did".to_owned(),
-                retryable: true,
-            };
-            let settled = async {
-                self.end_lost(claimed, error).await;
-                self.scratch.remove_left(id).await;
-            };
-            settled.instrument(run_log_context(id)).await;
-        }
+        self.services.store.renew_lease().await?;
         // A process can die between the end of a run and the removal of its workspace.
         for id in self.scratch.left_over().await {
-            let run = self.services.store.run(&TenantId::local(), id).await?;
-            if run.is_some_and(|run| run.status.is_finished()) {
+            let (store, tenant) = (&self.services.store, TenantId::local());
+            let is_over = match store.run(&tenant, id).await? {
+                Some(run) => run.status.is_finished(),
+                None => store.is_erased(&tenant, id).await?,
+            };
+            if is_over {
                 self.scratch.remove_left(id).await;
             }
         }
@@ -73,9 +60,7 @@ impl Inner {
         let ended = match self.end(claimed, cause, &control).await {
             Ok(()) => Ok(()),
             Err(DriveError::Commit(CommitError::Store(error))) => Err(error),
-            Err(
-                error @ (DriveError::Restore(_) | DriveError::Machine(_) | DriveError::Commit(CommitError::Encode(_))),
-            ) => {
+            Err(error) => {
                 let now = self.services.clock.now();
                 self.services.store.end_unreadable(&tenant, id, &error.to_string(), now).await
             }
@@ -87,16 +72,16 @@ impl Inner {
 
     /// Ends a run in one commit, from what was loaded of it.
     pub(super) async fn end(&self, loaded: ClaimedRun, cause: Interrupt, control: &Control) -> Result<(), DriveError> {
-        let Loaded { mut run, mut machine, tools, live } = self.restore(loaded)?;
+        let mut work = self.restore(loaded)?;
         let services = &self.services;
         let now = services.clock.now();
-        let moment = Timeline::of(&run, now).moment(now);
-        run.cancel_requested_at = control.cancelled_at();
+        let moment = Timeline::of(&work.run, now).moment(now);
+        work.run.cancel_requested_at = control.cancelled_at();
         let interrupt = Observation::Interrupt { cause, partial: Vec::new(), outcomes: Vec::new() };
-        let transition = machine.observe(interrupt, &tools)?;
-        commit(services.store.as_ref(), &live, &mut run, &machine, transition, moment).await?;
+        let transition = work.machine.observe(interrupt, &work.tools)?;
+        commit(services.store.as_ref(), &mut work, transition, moment, None).await?;
         // Not before: until it is committed, the run may be another task's.
-        Watch::begin(services, &run, &machine).ended(&run, moment.ran_for);
+        Watch::begin(services, &work.run, &work.machine).ended(&work.run, moment.ran_for);
         Ok(())
     }
 }

@@ -1,23 +1,46 @@
 //! From a request to a spec: names resolved, defaults filled in, every bound checked. A caller narrows what the
 //! agent and the server allow and never widens it.
 
+use std::collections::BTreeMap;
+
 use super::agent::{Agent, Agents};
 use crate::config::{CeilingConfig, RunConfig};
 use crate::domain::{
-    AssistantMessage, ContextPolicy, FieldError, InputMessage, InputRole, Limits, Message, ModelRef, Part, RunInput,
-    RunRequest, RunSpec, TextOrParts, TextPart, ToolName, TraceContext, UserMessage,
+    AssistantMessage, ClientTool, ClientToolKind, ContextPolicy, FieldError, InputMessage, InputRole, Limits,
+    LimitsPatch, Message, ModelRef, OnBusy, Part, Run, RunId, RunInput, RunPatch, RunRequest, RunSpec, TextOrParts,
+    TextPart, ToolChoice, ToolName, ToolSpec, TraceContext, UserMessage,
 };
 use crate::provider::Catalog;
 use crate::tool::registry::Registry;
+use crate::tool::schema::ArgumentSchema;
 
 /// Least `context.max_tool_result_chars`: below it the marker of a cut would crowd out the result.
 const MIN_TOOL_RESULT_CHARS: usize = 200;
 const DEFAULT_TOOL_RESULT_CHARS: usize = 8_000;
 /// Most entries of `tools`; each may be a pattern that has to be compiled.
 const MAX_TOOL_PATTERNS: usize = 128;
+/// Most characters of the name of a thread.
+const MAX_THREAD: usize = 128;
 const MAX_METADATA: usize = 32;
 const MAX_METADATA_KEY: usize = 64;
 const MAX_METADATA_VALUE: usize = 512;
+
+/// A request that can be accepted.
+pub(super) struct Resolved {
+    pub(super) spec: RunSpec,
+    /// The conversation it belongs to.
+    pub(super) thread: Option<String>,
+    /// The run it names as the one to continue.
+    pub(super) continues: Option<RunId>,
+    pub(super) on_busy: OnBusy,
+}
+
+impl Resolved {
+    /// Whether no other run has a say in when it begins.
+    pub(super) const fn is_alone(&self) -> bool {
+        self.thread.is_none() && self.continues.is_none()
+    }
+}
 
 /// Resolves a request that is a part of a trace, or of none. Every problem is reported, not only the first.
 pub(super) fn resolve(
@@ -28,16 +51,19 @@ pub(super) fn resolve(
     catalog: &Catalog,
     run: &RunConfig,
     ceilings: &CeilingConfig,
-) -> Result<RunSpec, Vec<FieldError>> {
+) -> Result<Resolved, Vec<FieldError>> {
     let mut errors = Vec::new();
+    check_thread(&request, &mut errors);
     let input = read_input(request.input, &mut errors);
-    let limits = read_limits(&request.limits, ceilings, &mut errors);
+    let limits = read_limits(&request.limits, default_limits(ceilings), LEAST, ceilings, &mut errors);
     check_metadata(&request.metadata, &mut errors);
     check_text("$.instructions", request.instructions.as_deref().unwrap_or_default(), &mut errors);
 
     let Some((name, agent)) = find_agent(request.agent.as_deref(), agents, &mut errors) else { return Err(errors) };
     let model = choose_model(request.model.as_deref(), name, agent, &mut errors);
     let tools = choose_tools(request.tools.as_deref(), name, agent, registry, &mut errors);
+    let client_tools = client_tools(request.tools.as_deref(), &tools, &mut errors);
+    let approval = choose_approval(&request.approval, &tools, registry, &mut errors);
     let workspace = choose_workspace(request.workspace, name, agent, &mut errors);
 
     let endpoint = model.as_ref().and_then(|model| catalog.get(&model.provider));
@@ -60,22 +86,28 @@ pub(super) fn resolve(
         ),
     };
     match model {
-        Some(model) if errors.is_empty() => Ok(RunSpec {
-            agent: name.to_owned(),
-            input,
-            instructions: request.instructions.or_else(|| agent.instructions.clone()),
-            model,
-            max_output_tokens,
-            tools,
-            limits,
-            context: ContextPolicy { strategy: request.context.strategy, max_tokens, max_tool_result_chars },
-            on_repeat: request.on_repeat,
-            repeat_limit: run.repeat_limit,
-            parallel_tools: request.parallel_tools,
-            workspace,
-            metadata: request.metadata,
-            trace,
-        }),
+        Some(model) if errors.is_empty() => {
+            let (thread, continues, on_busy) = (request.thread, request.previous_run, request.on_busy);
+            let spec = RunSpec {
+                agent: name.to_owned(),
+                input,
+                instructions: request.instructions.or_else(|| agent.instructions.clone()),
+                model,
+                max_output_tokens,
+                tools,
+                client_tools,
+                approval,
+                limits,
+                context: ContextPolicy { strategy: request.context.strategy, max_tokens, max_tool_result_chars },
+                on_repeat: request.on_repeat,
+                repeat_limit: run.repeat_limit,
+                parallel_tools: request.parallel_tools,
+                workspace,
+                metadata: request.metadata,
+                trace,
+            };
+            Ok(Resolved { spec, thread, continues, on_busy })
+        }
         Some(_) | None => Err(errors),
     }
 }
@@ -110,7 +142,7 @@ fn choose_model(asked: Option<&str>, name: &str, agent: &Agent, errors: &mut Vec
 }
 
 fn choose_tools(
-    asked: Option<&[String]>,
+    asked: Option<&[ToolChoice]>,
     name: &str,
     agent: &Agent,
     registry: &Registry,
@@ -122,8 +154,15 @@ fn choose_tools(
         errors.push(FieldError::new("$.tools", message));
         return Vec::new();
     }
+    let named = asked.iter().enumerate().filter_map(|(index, choice)| match choice {
+        ToolChoice::Named(pattern) => Some((index, pattern)),
+        ToolChoice::Client(_) => None,
+    });
+    if !asked.is_empty() && named.clone().next().is_none() {
+        return agent.tools.clone();
+    }
     let mut chosen = Vec::new();
-    for (index, pattern) in asked.iter().enumerate() {
+    for (index, pattern) in named {
         let path = format!("$.tools[{index}]");
         match registry.select(std::slice::from_ref(pattern)) {
             Err(unknown) => errors.push(FieldError::new(path, unknown.to_string())),
@@ -138,6 +177,102 @@ fn choose_tools(
         }
     }
     agent.tools.iter().filter(|tool| chosen.contains(tool)).cloned().collect()
+}
+
+/// The tools that the caller executes.
+fn client_tools(asked: Option<&[ToolChoice]>, own: &[ToolName], errors: &mut Vec<FieldError>) -> Vec<ToolSpec> {
+    let mut tools: Vec<ToolSpec> = Vec::new();
+    for (index, choice) in asked.unwrap_or_default().iter().enumerate() {
+        let ToolChoice::Client(tool) = choice else { continue };
+        if own.contains(&tool.name) || tools.iter().any(|other| other.name == tool.name) {
+            let message = format!("two tools of the run are named `{}`; names must be unique", tool.name);
+            errors.push(FieldError::new(format!("$.tools[{index}].name"), message));
+        }
+        if let Err(error) = ArgumentSchema::compile(&tool.parameters) {
+            errors.push(FieldError::new(format!("$.tools[{index}].parameters"), error.to_string()));
+        }
+        check_text(&format!("$.tools[{index}].description"), &tool.description, errors);
+        let ClientTool { kind: ClientToolKind::Client, name, description, parameters } = tool.clone();
+        tools.push(ToolSpec { name, description, parameters });
+    }
+    tools
+}
+
+fn choose_approval(
+    asked: &[String],
+    tools: &[ToolName],
+    registry: &Registry,
+    errors: &mut Vec<FieldError>,
+) -> Vec<ToolName> {
+    if asked.len() > MAX_TOOL_PATTERNS {
+        let message = format!("{} entries are given; at most {MAX_TOOL_PATTERNS} are allowed", asked.len());
+        errors.push(FieldError::new("$.approval", message));
+        return Vec::new();
+    }
+    let mut chosen = Vec::new();
+    for (index, pattern) in asked.iter().enumerate() {
+        let path = format!("$.approval[{index}]");
+        match registry.select(std::slice::from_ref(pattern)) {
+            Err(unknown) => errors.push(FieldError::new(path, unknown.to_string())),
+            Ok(names) => {
+                let of_run: Vec<_> = names.into_iter().filter(|name| tools.contains(name)).collect();
+                if of_run.is_empty() {
+                    errors.push(FieldError::new(path, format!("the run does not have the tool `{pattern}`")));
+                }
+                chosen.extend(of_run);
+            }
+        }
+    }
+    tools.iter().filter(|tool| chosen.contains(tool)).cloned().collect()
+}
+
+fn check_thread(request: &RunRequest, errors: &mut Vec<FieldError>) {
+    if let Some(thread) = &request.thread {
+        let length = thread.chars().count();
+        if length == 0 || length > MAX_THREAD {
+            let message = format!("the thread has {length} characters; 1 to {MAX_THREAD} are allowed");
+            errors.push(FieldError::new("$.thread", message));
+        }
+        check_text("$.thread", thread, errors);
+        if request.previous_run.is_some() {
+            let message = "a run of a thread continues the newest run of it; leave out `thread` or `previous_run`";
+            errors.push(FieldError::new("$.previous_run", message));
+        }
+    }
+}
+
+/// What a patch changes of a run.
+pub(super) struct Amendment {
+    pub(super) limits: Option<Limits>,
+    pub(super) metadata: Option<BTreeMap<String, String>>,
+}
+
+/// The limits and labels of a run after a patch. Limits can only be raised.
+pub(super) fn raise_limits(
+    run: &Run,
+    patch: &RunPatch,
+    ceilings: &CeilingConfig,
+) -> Result<Amendment, Vec<FieldError>> {
+    let mut errors = Vec::new();
+    if let Some(metadata) = &patch.metadata {
+        check_metadata(metadata, &mut errors);
+    }
+    let raised = read_limits(&patch.limits, run.limits, run.limits, ceilings, &mut errors);
+    match errors.is_empty() {
+        true => Ok(Amendment { limits: (raised != run.limits).then_some(raised), metadata: patch.metadata.clone() }),
+        false => Err(errors),
+    }
+}
+
+/// The parts of a message of a caller.
+pub(crate) fn said_parts(path: &str, content: TextOrParts) -> Result<Vec<Part>, FieldError> {
+    let parts = parts(content);
+    let mut errors = Vec::new();
+    check_said(path, &whole_text(&parts), &mut errors);
+    match errors.into_iter().next() {
+        Some(error) => Err(error),
+        None => Ok(parts),
+    }
 }
 
 fn choose_workspace(asked: Option<String>, name: &str, agent: &Agent, errors: &mut Vec<FieldError>) -> Option<String> {
@@ -171,23 +306,30 @@ fn read_input(input: RunInput, errors: &mut Vec<FieldError>) -> Vec<Message> {
 
 fn read_message(index: usize, message: InputMessage, errors: &mut Vec<FieldError>) -> Message {
     let path = format!("$.input[{index}].content");
-    let content: Vec<Part> = match message.content {
-        TextOrParts::Text(text) => vec![Part::Text { text }],
-        TextOrParts::Parts(parts) => parts.into_iter().map(|TextPart::Text { text }| Part::Text { text }).collect(),
-    };
-    let whole: String = content
-        .iter()
-        .map(|part| match part {
-            Part::Text { text } | Part::Reasoning { text, .. } => text.as_str(),
-        })
-        .collect();
-    check_said(&path, &whole, errors);
+    let content = parts(message.content);
+    check_said(&path, &whole_text(&content), errors);
     match message.role {
         InputRole::User => Message::User(UserMessage { content }),
         InputRole::Assistant => {
             Message::Assistant(AssistantMessage { content, tool_calls: Vec::new(), incomplete: false })
         }
     }
+}
+
+fn parts(content: TextOrParts) -> Vec<Part> {
+    match content {
+        TextOrParts::Text(text) => vec![Part::Text { text }],
+        TextOrParts::Parts(parts) => parts.into_iter().map(|TextPart::Text { text }| Part::Text { text }).collect(),
+    }
+}
+
+fn whole_text(parts: &[Part]) -> String {
+    parts
+        .iter()
+        .map(|part| match part {
+            Part::Text { text } | Part::Reasoning { text, .. } => text.as_str(),
+        })
+        .collect()
 }
 
 fn check_said(path: &str, text: &str, errors: &mut Vec<FieldError>) {
@@ -204,7 +346,7 @@ fn check_text(path: &str, text: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn check_metadata(metadata: &std::collections::BTreeMap<String, String>, errors: &mut Vec<FieldError>) {
+fn check_metadata(metadata: &BTreeMap<String, String>, errors: &mut Vec<FieldError>) {
     if metadata.len() > MAX_METADATA {
         let message = format!("{} labels are given; at most {MAX_METADATA} are allowed", metadata.len());
         errors.push(FieldError::new("$.metadata", message));
@@ -226,10 +368,16 @@ fn check_metadata(metadata: &std::collections::BTreeMap<String, String>, errors:
     }
 }
 
-fn read_limits(patch: &crate::domain::LimitsPatch, ceilings: &CeilingConfig, errors: &mut Vec<FieldError>) -> Limits {
-    let default = Limits::default();
+/// Limits from `patch`, none below `least`; what it leaves out is as in `default`.
+fn read_limits(
+    patch: &LimitsPatch,
+    default: Limits,
+    least: Limits,
+    ceilings: &CeilingConfig,
+    errors: &mut Vec<FieldError>,
+) -> Limits {
     let mut limit = |name: &str, asked: Option<u64>, default: u64, least: u64, ceiling: u64| match asked {
-        None => default.min(ceiling),
+        None => default,
         Some(asked) => bounded(&format!("$.limits.{name}"), asked, least, ceiling, "the server's ceiling", errors),
     };
     let small = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
@@ -237,35 +385,67 @@ fn read_limits(patch: &crate::domain::LimitsPatch, ceilings: &CeilingConfig, err
         max_steps: small(limit(
             "max_steps",
             patch.max_steps.map(u64::from),
-            u64::from(default.max_steps),
-            1,
-            u64::from(ceilings.max_steps),
+            default.max_steps.into(),
+            least.max_steps.into(),
+            ceilings.max_steps.into(),
         )),
         max_tool_calls: small(limit(
             "max_tool_calls",
             patch.max_tool_calls.map(u64::from),
-            u64::from(default.max_tool_calls),
-            0,
-            u64::from(ceilings.max_tool_calls),
+            default.max_tool_calls.into(),
+            least.max_tool_calls.into(),
+            ceilings.max_tool_calls.into(),
         )),
-        max_tokens: limit("max_tokens", patch.max_tokens, default.max_tokens, 1, ceilings.max_tokens),
-        timeout_ms: limit("timeout_ms", patch.timeout_ms, default.timeout_ms, 1, ceilings.timeout_ms),
+        max_tokens: limit("max_tokens", patch.max_tokens, default.max_tokens, least.max_tokens, ceilings.max_tokens),
+        timeout_ms: limit("timeout_ms", patch.timeout_ms, default.timeout_ms, least.timeout_ms, ceilings.timeout_ms),
         model_timeout_ms: limit(
             "model_timeout_ms",
             patch.model_timeout_ms,
             default.model_timeout_ms,
-            1,
+            least.model_timeout_ms,
             ceilings.model_timeout_ms,
         ),
         tool_timeout_ms: limit(
             "tool_timeout_ms",
             patch.tool_timeout_ms,
             default.tool_timeout_ms,
-            1,
+            least.tool_timeout_ms,
             ceilings.tool_timeout_ms,
+        ),
+        wait_timeout_ms: limit(
+            "wait_timeout_ms",
+            patch.wait_timeout_ms,
+            default.wait_timeout_ms,
+            least.wait_timeout_ms,
+            ceilings.wait_timeout_ms,
         ),
     }
 }
+
+/// The default limits, none above its ceiling.
+fn default_limits(ceilings: &CeilingConfig) -> Limits {
+    let limits = Limits::default();
+    Limits {
+        max_steps: limits.max_steps.min(ceilings.max_steps),
+        max_tool_calls: limits.max_tool_calls.min(ceilings.max_tool_calls),
+        max_tokens: limits.max_tokens.min(ceilings.max_tokens),
+        timeout_ms: limits.timeout_ms.min(ceilings.timeout_ms),
+        model_timeout_ms: limits.model_timeout_ms.min(ceilings.model_timeout_ms),
+        tool_timeout_ms: limits.tool_timeout_ms.min(ceilings.tool_timeout_ms),
+        wait_timeout_ms: limits.wait_timeout_ms.min(ceilings.wait_timeout_ms),
+    }
+}
+
+/// The lowest limits a run can be asked for with.
+const LEAST: Limits = Limits {
+    max_steps: 1,
+    max_tool_calls: 0,
+    max_tokens: 1,
+    timeout_ms: 1,
+    model_timeout_ms: 1,
+    tool_timeout_ms: 1,
+    wait_timeout_ms: 1,
+};
 
 fn bounded<T: PartialOrd + std::fmt::Display>(
     path: &str,

@@ -45,7 +45,8 @@ fn world(directory: &std::path::Path) -> World {
 impl World {
     fn resolve(&self, request: Value) -> Result<RunSpec, Vec<FieldError>> {
         let World { agents, registry, catalog, config } = self;
-        resolve(read(request), None, agents, registry, catalog, &config.run, &config.limits)
+        let resolved = resolve(read(request), None, agents, registry, catalog, &config.run, &config.limits);
+        resolved.map(|resolved| resolved.spec)
     }
 
     /// The paths of what is wrong.
@@ -65,7 +66,8 @@ fn only_the_input_is_needed() {
             "instructions": "be brief", "model": "p/one", "max_output_tokens": 100,
             "tools": ["read_file", "list_dir"],
             "limits": {"max_steps": 10, "max_tool_calls": 30, "max_tokens": 50000, "timeout_ms": 300000,
-                       "model_timeout_ms": 60000, "tool_timeout_ms": 30000},
+                       "model_timeout_ms": 60000, "tool_timeout_ms": 30000,
+                       "wait_timeout_ms": 86400000},
             "context": {"strategy": "trim", "max_tokens": 900, "max_tool_result_chars": 8000},
             "on_repeat": "warn", "repeat_limit": 4, "parallel_tools": "read_only", "workspace": "repo", "metadata": {}
         })

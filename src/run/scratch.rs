@@ -19,19 +19,29 @@ impl Scratch {
         Self { dir, made: Mutex::default() }
     }
 
-    /// Makes that of a run.
-    pub(super) async fn make(&self, run: RunId) -> Result<Arc<Workspace>, RunError> {
+    /// Makes that of a run, or opens it again when the run may have made it before.
+    pub(super) async fn make(&self, run: RunId, has_one: bool) -> Result<Arc<Workspace>, RunError> {
         let unusable = |message: String| RunError { code: "workspace_unusable".to_owned(), message, retryable: false };
         let path = self.dir.join(run.to_string());
         self.made().insert(run);
-        match tokio::task::spawn_blocking(move || Workspace::scratch(&path)).await {
+        match tokio::task::spawn_blocking(move || match has_one && path.is_dir() {
+            true => Workspace::scratch_again(&path),
+            false => Workspace::scratch(&path),
+        })
+        .await
+        {
             Ok(Ok(workspace)) => Ok(Arc::new(workspace)),
             Ok(Err(error)) => Err(unusable(error.to_string())),
             Err(error) => Err(unusable(format!("opening the run's own workspace failed: {error}"))),
         }
     }
 
-    /// Removes that of a run, if it was made.
+    /// Forgets that of a run which is let go of and goes on later, perhaps elsewhere. It stays where it is.
+    pub(super) fn leave(&self, run: RunId) {
+        self.made().remove(&run);
+    }
+
+    /// Removes that of a run which has ended, if it was made here.
     pub(super) async fn remove(&self, run: RunId) {
         if self.made().remove(&run) {
             self.remove_left(run).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::agent::Agents;
-use crate::config::{CeilingConfig, RunConfig};
+use crate::config::{CeilingConfig, RetentionConfig, RunConfig};
 use crate::event::Bus;
 use crate::provider::Catalog;
 use crate::store::Store;
@@ -31,6 +31,8 @@ pub struct Services {
     pub jitter: Box<dyn Fn() -> f64 + Send + Sync>,
     /// Scheduling.
     pub run: RunConfig,
+    /// How long runs are kept.
+    pub retention: RetentionConfig,
     /// Ceilings for requests.
     pub ceilings: CeilingConfig,
     /// The instruments.

@@ -8,19 +8,20 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
+use super::apart::Apart;
 use super::commit::{Moment, apply, encode, publish};
-use super::control::{Active, Control};
-use super::driver::DriveError;
+use super::control::Active;
+use super::driver::Origin;
 use super::queue::{Place, Queue, Slot};
-use super::resolve::resolve;
+use super::resolve::{Resolved, resolve};
 use super::scratch::Scratch;
 use super::services::Services;
-use super::task::Loaded;
-use crate::agent::{Interrupt, Observation};
+use super::toolbox::ToolSets;
+use crate::agent::Observation;
 use crate::domain::{
-    EventBody, FieldError, Run, RunId, RunRequest, RunSpec, RunStatus, TenantId, Timestamp, TraceContext, Usage,
+    EventBody, FieldError, Run, RunId, RunRequest, RunStatus, TenantId, Timestamp, TraceContext, Usage,
 };
-use crate::store::{ClaimedRun, NewRun, StoreError};
+use crate::store::{ClaimedRun, Created, Former, KeyUse, NewRun, StoreError};
 use crate::telemetry::metric::RunCounts;
 use crate::telemetry::run_log_context;
 
@@ -32,19 +33,26 @@ const CANCEL_LOOK: Duration = Duration::from_millis(5);
 /// Takes requests and owns the runs at work. Cheap to clone.
 #[derive(Clone)]
 pub struct Supervisor {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 pub(super) struct Inner {
     pub(super) services: Arc<Services>,
     pub(super) scratch: Arc<Scratch>,
     pub(super) queue: Arc<Queue>,
+    pub(super) tool_sets: ToolSets,
     pub(super) active: Arc<Active>,
     pub(super) tasks: TaskTracker,
+    /// For runs that may have ended processes.
+    pub(super) apart: Arc<Apart>,
+    /// What is done by the clock; goes on while runs come to rest.
+    upkeep: TaskTracker,
     /// No new runs.
     pub(super) stopping: CancellationToken,
     /// Nothing any more.
     pub(super) halted: CancellationToken,
+    /// Every run of this process is let go of.
+    pub(super) released: CancellationToken,
 }
 
 /// Who asks for a run.
@@ -78,7 +86,7 @@ pub enum CreateError {
     /// The server is about to end.
     #[error("the server is stopping")]
     Stopping,
-    /// The store failed.
+    /// The store failed, the key was used before, or the run does not fit its thread.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// hames is broken.
@@ -104,12 +112,17 @@ impl Supervisor {
             scratch: Arc::new(Scratch::new(services.run.scratch_dir.clone())),
             services: Arc::new(services),
             active: Arc::default(),
+            tool_sets: ToolSets::default(),
             tasks: TaskTracker::new(),
+            apart: Arc::default(),
+            upkeep: TaskTracker::new(),
             stopping: CancellationToken::new(),
             halted: CancellationToken::new(),
+            released: CancellationToken::new(),
         });
         inner.recover().await?;
         inner.tasks.spawn(Arc::clone(&inner).take_from_queue());
+        inner.upkeep.spawn(Arc::clone(&inner).keep_up());
         Ok(Self { inner })
     }
 
@@ -124,16 +137,22 @@ impl Supervisor {
         }
     }
 
-    /// Accepts a run: once this returns it is stored, and at work or in the queue.
-    pub async fn create(&self, caller: Caller, request: RunRequest) -> Result<Run, CreateError> {
+    /// Accepts a run: once this returns it is stored, and at work or in the queue. `key` is what it is asked for with.
+    pub async fn create(&self, caller: Caller, request: RunRequest, key: Option<KeyUse>) -> Result<Run, CreateError> {
         let Caller { tenant, trace } = caller;
         self.has_room()?;
         let inner = &self.inner;
         let Services { agents, registry, catalog, run, ceilings, .. } = &*inner.services;
-        let spec = resolve(request, trace, agents, registry, catalog, run, ceilings).map_err(CreateError::Invalid)?;
-        let place = inner.queue.enter().ok_or(CreateError::overloaded())?;
+        let resolved =
+            resolve(request, trace, agents, registry, catalog, run, ceilings).map_err(CreateError::Invalid)?;
+        // What has to wait for another run is not begun with its acceptance.
+        let place = match resolved.is_alone() {
+            true => inner.queue.enter(),
+            false => inner.queue.enter_waiting().map(Place::Waiting),
+        };
+        let place = place.ok_or(CreateError::overloaded())?;
         // A caller that goes away does not take the acceptance with it.
-        let accepted = inner.tasks.spawn(Arc::clone(inner).accept(tenant, spec, place));
+        let accepted = inner.tasks.spawn(Arc::clone(inner).accept(tenant, resolved, key, place));
         accepted.await.unwrap_or_else(|error| Err(CreateError::internal(format!("accepting the run failed: {error}"))))
     }
 
@@ -162,6 +181,17 @@ impl Supervisor {
         self.inner.tasks.wait().await;
     }
 
+    /// Leaves the runs of this process to the next one, which then need not wait until the lease is over. Called once
+    /// none is at work any more.
+    pub async fn release(&self) {
+        self.inner.released.cancel();
+        self.inner.upkeep.close();
+        self.inner.upkeep.wait().await;
+        if let Err(error) = self.inner.services.store.release().await {
+            tracing::warn!(%error, "the runs of this process could not be let go of; they go on once its lease is over");
+        }
+    }
+
     /// How many runs are at work in this process.
     pub fn active(&self) -> usize {
         self.inner.active.len()
@@ -178,15 +208,24 @@ impl Supervisor {
 }
 
 impl Inner {
-    async fn accept(self: Arc<Self>, tenant: TenantId, spec: RunSpec, place: Place) -> Result<Run, CreateError> {
+    async fn accept(
+        self: Arc<Self>,
+        tenant: TenantId,
+        resolved: Resolved,
+        key: Option<KeyUse>,
+        place: Place,
+    ) -> Result<Run, CreateError> {
         let now = self.services.clock.now();
+        let Resolved { spec, thread, continues, on_busy } = resolved;
         let run = Run {
             id: RunId::new(self.services.ids.next(now)),
             tenant,
             generation: 0,
-            status: RunStatus::Queued,
+            status: RunStatus::Queued { paused: None },
             agent: spec.agent.clone(),
             model: spec.model.clone(),
+            thread,
+            continues,
             limits: spec.limits,
             metadata: spec.metadata.clone(),
             steps: 0,
@@ -195,55 +234,57 @@ impl Inner {
             created_at: now,
             cancel_requested_at: None,
             last_seq: 0,
+            crashes: 0,
         };
+        let new = NewRun { run, spec, state: None, events: Vec::new(), on_busy, key };
         match place {
-            Place::Slot(slot) => self.accept_to_work(run, spec, slot, now).await,
+            Place::Slot(slot) => self.accept_to_work(new, slot, now).await,
             Place::Waiting(place) => {
-                let run = self.accept_to_queue(run, spec, now).await?;
+                let created = self.accept_to_queue(new, now).await?;
                 place.stored();
-                Ok(run)
+                for id in created.interrupted {
+                    self.tasks.spawn(Arc::clone(&self).cancel(created.run.tenant.clone(), id));
+                }
+                Ok(created.run)
             }
         }
     }
 
-    async fn accept_to_queue(&self, mut run: Run, spec: RunSpec, now: Timestamp) -> Result<Run, CreateError> {
-        let events = encode(&[EventBody::RunQueued {}], &run, Moment::first(now)).map_err(CreateError::internal)?;
-        let stored = self.services.store.create_run(NewRun { run: run.clone(), spec, state: None, events }).await?;
-        run.last_seq = stored.last().map_or(0, |event| event.seq);
-        Ok(run)
+    async fn accept_to_queue(&self, mut new: NewRun, now: Timestamp) -> Result<Created, CreateError> {
+        new.events = encode(&[EventBody::RunQueued {}], &new.run, Moment::first(now)).map_err(CreateError::internal)?;
+        Ok(self.services.store.create_run(new).await?)
     }
 
     /// Acceptance and start are one commit.
-    async fn accept_to_work(
-        self: &Arc<Self>,
-        mut run: Run,
-        spec: RunSpec,
-        slot: Slot,
-        now: Timestamp,
-    ) -> Result<Run, CreateError> {
-        let deadline_at = now.plus(Duration::from_millis(spec.limits.timeout_ms));
-        run.generation = 1;
-        run.status = RunStatus::Running { started_at: now, deadline_at };
+    async fn accept_to_work(self: &Arc<Self>, mut new: NewRun, slot: Slot, now: Timestamp) -> Result<Run, CreateError> {
+        let deadline_at = now.plus(Duration::from_millis(new.spec.limits.timeout_ms));
+        new.run.generation = 1;
+        new.run.status = RunStatus::Running { started_at: now, deadline_at };
         // Registered first, so that a cancel finds it as soon as it is stored.
-        let registration = self.active.register(run.id);
-        let claimed = ClaimedRun { run, spec: spec.clone(), state: None, transcript: Vec::new() };
-        let Loaded { mut run, mut machine, tools, live } = self.restore(claimed).map_err(CreateError::internal)?;
-        let mut events = vec![EventBody::RunQueued {}];
-        let started = machine.observe(Observation::Start, &tools).map_err(CreateError::internal)?;
-        events.extend(started.events);
-        apply(&mut run, &machine, now);
-        let new = NewRun {
-            run: run.clone(),
-            spec,
-            state: Some(serde_json::to_string(machine.state()).map_err(CreateError::internal)?),
-            events: encode(&events, &run, Moment::first(now)).map_err(CreateError::internal)?,
+        let registration = self.active.register(new.run.id);
+        let claimed = ClaimedRun {
+            run: new.run.clone(),
+            spec: new.spec.clone(),
+            state: None,
+            history: Vec::new(),
+            transcript: Vec::new(),
+            inbox: 0,
+            former: Former::None,
         };
+        let mut work = self.restore(claimed).map_err(CreateError::internal)?;
+        let mut events = vec![EventBody::RunQueued {}];
+        let started = work.machine.observe(Observation::Start, &work.tools).map_err(CreateError::internal)?;
+        events.extend(started.events);
+        apply(&mut work.run, &work.machine, now);
+        new.run = work.run.clone();
+        new.state = Some(serde_json::to_string(work.machine.state()).map_err(CreateError::internal)?);
+        new.events = encode(&events, &work.run, Moment::first(now)).map_err(CreateError::internal)?;
         let stored = self.services.store.create_run(new).await?;
-        publish(&live, &stored, &mut run, &machine);
-        let accepted = run.clone();
+        publish(&work.live, &stored.events, &mut work.run, &work.machine);
+        let accepted = work.run.clone();
         let (inner, control) = (Arc::clone(self), Arc::clone(registration.control()));
-        let loaded = Loaded { run, machine, tools, live };
-        self.spawn(registration, Some(slot), accepted.tenant.clone(), async move { Ok(inner.drive(loaded, &control)) });
+        let driver = async move { Ok(inner.drive(work, &control, Origin::New)) };
+        self.spawn(registration, Some(slot), accepted.tenant.clone(), driver);
         Ok(accepted)
     }
 
@@ -263,10 +304,13 @@ impl Inner {
                 break;
             }
             match run.status {
-                RunStatus::Queued => match self.end_in_queue(&tenant, id, at).await {
-                    Ok(()) | Err(StoreError::Fenced { .. }) => {}
-                    Err(error) => return Err(error),
-                },
+                RunStatus::Queued { .. } | RunStatus::Waiting { .. } => {
+                    let ended = self.end_at_rest(&tenant, id, at).instrument(run_log_context(id)).await;
+                    match ended {
+                        Ok(()) | Err(StoreError::Fenced { .. }) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
                 // It was claimed a moment ago and is about to be registered.
                 RunStatus::Running { .. } | RunStatus::Finished { .. } => sleep(CANCEL_LOOK).await,
             }
@@ -276,25 +320,5 @@ impl Inner {
             }
         }
         Ok(Some(run))
-    }
-
-    /// Ends a run that nobody has claimed, whatever the number of free slots, in one commit.
-    async fn end_in_queue(self: &Arc<Self>, tenant: &TenantId, id: RunId, at: Timestamp) -> Result<(), StoreError> {
-        let Some(loaded) = self.services.store.load(tenant, id).await? else { return Ok(()) };
-        // Claimed since: its worker is told, or about to be registered.
-        if loaded.run.status != RunStatus::Queued {
-            return Ok(());
-        }
-        let control = Arc::new(Control::default());
-        control.cancel(at);
-        let ended = self.end(loaded, Interrupt::Cancel, &control).instrument(run_log_context(id)).await;
-        match ended {
-            Ok(()) => {
-                self.queue.left(1);
-                Ok(())
-            }
-            Err(DriveError::Commit(super::commit::CommitError::Store(error))) => Err(error),
-            Err(error) => Err(StoreError::Corrupt { run: id, reason: error.to_string() }),
-        }
     }
 }

@@ -11,21 +11,24 @@ use tracing::Instrument;
 
 use super::commit::CommitError;
 use super::control::{Control, Registration};
-use super::driver::{DriveError, Driver};
+use super::driver::{DriveError, Driver, Left, Origin, Parts};
 use super::queue::Slot;
 use super::supervisor::Inner;
 use super::toolbox::RunTools;
-use crate::agent::{AgentState, IllFormed, Machine, estimate_head};
+use crate::agent::{AgentState, IllFormed, Machine, estimate_instructions};
 use crate::domain::text::panic_text;
-use crate::domain::{Run, RunError, RunId, TenantId};
+use crate::domain::{InboxNumber, Run, RunError, RunId, TenantId};
 use crate::event::LiveRun;
-use crate::store::{ClaimedRun, StoreError};
+use crate::store::{ClaimedRun, Former, StoreError};
 use crate::telemetry::run_log_context;
 
 /// How many queued runs are claimed in one go.
 const CLAIM_BATCH: usize = 64;
 /// How long to wait before another claim when the database fails.
 const CLAIM_RETRY: Duration = Duration::from_secs(1);
+
+/// A run is ended once so many processes in a row that had taken it over ended before it got any further.
+const MAX_CRASHES: u32 = 3;
 
 /// What is stored of a run cannot be continued.
 #[derive(Debug, thiserror::Error)]
@@ -36,12 +39,16 @@ pub(super) enum RestoreError {
     Transcript(#[from] IllFormed),
 }
 
-/// A run with its machine, before anything happens to it.
-pub(super) struct Loaded {
+/// A run with its machine, between two steps.
+pub(super) struct Work {
     pub(super) run: Run,
     pub(super) machine: Machine,
     pub(super) tools: RunTools,
     pub(super) live: Arc<LiveRun>,
+    /// The newest item of its inbox, as far as is known.
+    pub(super) inbox: InboxNumber,
+    /// The newest item of its inbox that it has taken in.
+    pub(super) inbox_read: InboxNumber,
 }
 
 impl Inner {
@@ -77,7 +84,7 @@ impl Inner {
                 return Ok(());
             }
             let limit = u32::try_from(asked).unwrap_or(u32::MAX);
-            let claimed = store.claim_queued(limit, self.services.clock.now()).await?;
+            let claimed = store.claim(limit, self.services.clock.now()).await?;
             let came = claimed.len();
             self.queue.left(came);
             for (claimed, slot) in claimed.into_iter().zip(slots) {
@@ -90,35 +97,55 @@ impl Inner {
     }
 
     /// Goes on with a run that was claimed.
-    fn begin(self: &Arc<Self>, claimed: ClaimedRun, slot: Slot) {
+    pub(super) fn begin(self: &Arc<Self>, claimed: ClaimedRun, slot: Slot) {
         let registration = self.active.register(claimed.run.id);
         if let Some(at) = claimed.run.cancel_requested_at {
             registration.control().cancel(at);
         }
         let (inner, control) = (Arc::clone(self), Arc::clone(registration.control()));
         let tenant = claimed.run.tenant.clone();
-        self.spawn(registration, Some(slot), tenant, async move { Ok(inner.drive(inner.restore(claimed)?, &control)) });
+        self.spawn(registration, Some(slot), tenant, async move {
+            let origin = Origin::of(&claimed);
+            let mut claimed = claimed;
+            if claimed.former == Former::Gone {
+                let crashes = claimed.run.crashes.saturating_add(1);
+                tracing::warn!(crashes, "the run was interrupted; it goes on from its last commit");
+                if crashes > MAX_CRASHES {
+                    return Err(DriveError::Crashes(claimed.run.crashes));
+                }
+                // Stored as soon as it is begun; until then it is to blame for nothing.
+                claimed.run.crashes = crashes;
+            }
+            Ok(inner.drive(inner.restore(claimed)?, &control, origin))
+        });
     }
 
     /// Brings the machine of a run to where it stood.
-    pub(super) fn restore(&self, claimed: ClaimedRun) -> Result<Loaded, RestoreError> {
-        let ClaimedRun { run, spec, state, transcript } = claimed;
-        let tools = RunTools::new(Arc::clone(&self.services.registry), spec.tools.clone());
-        let head_tokens = estimate_head(spec.instructions.as_deref(), tools.specs());
+    pub(super) fn restore(&self, claimed: ClaimedRun) -> Result<Work, RestoreError> {
+        let ClaimedRun { run, spec, state, history, transcript, inbox, former: _ } = claimed;
+        let tools = RunTools::new(Arc::clone(&self.services.registry), &self.tool_sets, &spec);
+        let head_tokens = estimate_instructions(spec.instructions.as_deref()) + tools.tokens();
         let machine = match state {
-            None => Machine::new(spec, head_tokens)?,
+            None => Machine::new(spec, head_tokens, history)?,
             Some(state) => {
                 let state: AgentState = serde_json::from_str(&state)?;
-                Machine::restore(spec, head_tokens, state, transcript, &tools)?
+                Machine::restore(spec, head_tokens, history, state, transcript, &tools)?
             }
         };
         let live = self.services.bus.live(run.id);
-        Ok(Loaded { run, machine, tools, live })
+        Ok(Work { run, machine, tools, live, inbox, inbox_read: 0 })
     }
 
     /// Begins to drive a run. `control` is how it is told to end.
-    pub(super) fn drive(&self, loaded: Loaded, control: &Arc<Control>) -> Driver {
-        Driver::begin(Arc::clone(&self.services), Arc::clone(&self.scratch), loaded, Arc::clone(control))
+    pub(super) fn drive(&self, work: Work, control: &Arc<Control>, origin: Origin) -> Driver {
+        let parts = Parts {
+            services: Arc::clone(&self.services),
+            scratch: Arc::clone(&self.scratch),
+            control: Arc::clone(control),
+            stopping: self.stopping.clone(),
+            apart: Arc::clone(&self.apart),
+        };
+        Driver::begin(parts, work, origin)
     }
 
     /// Starts the task of a run, in which its driver is built and driven.
@@ -127,7 +154,7 @@ impl Inner {
         registration: Registration,
         slot: Option<Slot>,
         tenant: TenantId,
-        driver: impl Future<Output = Result<Driver, RestoreError>> + Send + 'static,
+        driver: impl Future<Output = Result<Driver, DriveError>> + Send + 'static,
     ) {
         let inner = Arc::clone(self);
         let id = registration.id();
@@ -135,7 +162,8 @@ impl Inner {
             let driven = AssertUnwindSafe(async { driver.await?.drive().await }).catch_unwind();
             let result = tokio::select! {
                 biased;
-                () = inner.halted.cancelled() => return,
+                // It stays where its last commit left it.
+                () = inner.halted.cancelled() => return inner.scratch.leave(id),
                 result = driven => result,
             };
             inner.settle(&tenant, id, result).await;
@@ -151,20 +179,34 @@ impl Inner {
         self: &Arc<Self>,
         tenant: &TenantId,
         id: RunId,
-        result: Result<Result<Run, DriveError>, Box<dyn Any + Send>>,
+        result: Result<Result<Left, DriveError>, Box<dyn Any + Send>>,
     ) {
-        if !matches!(result, Ok(Ok(_)))
+        if !matches!(result, Ok(Ok(Left::Ended(_))))
             && let Some(live) = self.services.bus.find(id)
         {
             live.let_go();
         }
         match result {
-            Ok(Ok(run)) => {
+            Ok(Ok(Left::Waiting(calls))) => {
+                tracing::info!(calls, "the run waits for answers");
+                return self.scratch.leave(id);
+            }
+            Ok(Ok(Left::Parked)) => {
+                tracing::info!("the run is left to the next process");
+                return self.scratch.leave(id);
+            }
+            Ok(Ok(Left::Ended(run))) => {
                 let status = run.status.name().as_str();
                 tracing::info!(status, steps = run.steps, tool_calls = run.tool_calls, "run ended");
             }
             Ok(Err(DriveError::Commit(CommitError::Store(error @ StoreError::Fenced { .. })))) => {
                 tracing::warn!(%error, "another worker has the run; this one lets go");
+                return self.scratch.leave(id);
+            }
+            Ok(Err(error @ DriveError::Crashes(_))) => {
+                tracing::error!(%error, "the run is ended");
+                let error = RunError { code: "crash_loop".to_owned(), message: error.to_string(), retryable: false };
+                self.end_broken(tenant, id, error).await;
             }
             Ok(Err(error)) => {
                 tracing::error!(%error, "the run cannot go on");

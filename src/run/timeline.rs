@@ -21,7 +21,8 @@ impl Timeline {
     pub(super) fn of(run: &Run, now: Timestamp) -> Self {
         let started_at = match &run.status {
             RunStatus::Running { started_at, .. } => Some(*started_at),
-            RunStatus::Queued | RunStatus::Finished { .. } => None,
+            RunStatus::Waiting { paused, .. } | RunStatus::Queued { paused: Some(paused) } => Some(paused.started_at),
+            RunStatus::Queued { paused: None } | RunStatus::Finished { .. } => None,
         };
         let before = started_at.map_or(Duration::ZERO, |started_at| now.since(started_at));
         Self { begun: Instant::now(), before, newest: started_at.map_or(now, |started_at| now.max(started_at)) }

@@ -83,7 +83,10 @@ impl Watch {
         }
         let took = match run.status {
             RunStatus::Finished { started_at: Some(_), .. } => Some(ran_for),
-            RunStatus::Finished { started_at: None, .. } | RunStatus::Queued | RunStatus::Running { .. } => None,
+            RunStatus::Finished { started_at: None, .. }
+            | RunStatus::Queued { .. }
+            | RunStatus::Running { .. }
+            | RunStatus::Waiting { .. } => None,
         };
         self.metrics.run_ended(&run.agent, run.status.name(), took);
         self.span.end(run, self.capture);

@@ -5,15 +5,16 @@ use serde::de::DeserializeOwned;
 
 use super::StoreError;
 use crate::domain::{
-    EncodedBody, End, Event, EventKind, Generation, Run, RunId, RunSpec, RunStatus, RunStatusName, Seq, TenantId,
-    Timestamp,
+    EncodedBody, Event, EventKind, Generation, InboxItem, InboxNumber, InvalidRunId, Pause, Run, RunId, RunSpec,
+    RunStatus, RunStatusName, Seq, TenantId, Timestamp,
 };
 
 /// The columns [`run`] reads, as an SQL list.
 macro_rules! run_columns {
     () => {
-        "id, tenant, generation, status, agent, model, limits, metadata, steps, tool_calls, usage, last_seq, \
-         created_at, started_at, deadline_at, cancel_requested_at, finished_at, ending"
+        "id, tenant, generation, status, agent, model, thread, continues, limits, metadata, steps, tool_calls, usage, \
+         last_seq, crashes, created_at, started_at, deadline_at, time_left_ms, waiting_until, cancel_requested_at, \
+         finished_at, pending, ending"
     };
 }
 pub(super) use run_columns;
@@ -30,6 +31,20 @@ pub(super) trait Cells {
     fn optional_integer(&self, column: &str) -> Result<Option<i64>, sqlx::Error>;
     /// A column that holds bytes.
     fn bytes(&self, column: &str) -> Result<Vec<u8>, sqlx::Error>;
+
+    /// A column that holds the id of a run.
+    fn run_id(&self, column: &str) -> Result<RunId, sqlx::Error> {
+        read_id(&self.text(column)?)
+    }
+
+    /// A column that holds the id of a run or nothing.
+    fn optional_run_id(&self, column: &str) -> Result<Option<RunId>, sqlx::Error> {
+        self.optional_text(column)?.map(|text| read_id(&text)).transpose()
+    }
+}
+
+fn read_id(text: &str) -> Result<RunId, sqlx::Error> {
+    text.parse().map_err(|error: InvalidRunId| sqlx::Error::Decode(error.into()))
 }
 
 /// Reads a run from a row with [`run_columns`].
@@ -60,6 +75,12 @@ pub(super) fn event(row: &impl Cells, run: RunId) -> Result<Event, StoreError> {
     read().map_err(|reason| StoreError::Corrupt { run, reason })
 }
 
+/// Reads an item of the inbox of a run from a row with `number, item`.
+pub(super) fn inbox_item(row: &impl Cells, run: RunId) -> Result<(InboxNumber, InboxItem), StoreError> {
+    let read = || Ok((unsigned(row, "number")?, json("item", &row.text("item").map_err(words)?)?));
+    read().map_err(|reason| StoreError::Corrupt { run, reason })
+}
+
 /// Reads a spec from its column; `None` is a row that should be there and is not.
 pub(super) fn spec(text: Option<&str>, run: RunId) -> Result<RunSpec, StoreError> {
     match text {
@@ -84,33 +105,52 @@ pub(super) struct StatusColumns {
     pub(super) status: &'static str,
     pub(super) started_at: Option<i64>,
     pub(super) deadline_at: Option<i64>,
+    pub(super) time_left_ms: Option<i64>,
+    pub(super) waiting_until: Option<i64>,
     pub(super) finished_at: Option<i64>,
+    pub(super) pending: Option<String>,
     pub(super) ending: Option<String>,
 }
 
 impl StatusColumns {
     /// The columns of a status.
     pub(super) fn of(status: &RunStatus) -> Result<Self, StoreError> {
-        let name = status.name().as_str();
-        Ok(match status {
-            RunStatus::Queued => {
-                Self { status: name, started_at: None, deadline_at: None, finished_at: None, ending: None }
+        let mut columns = Self {
+            status: status.name().as_str(),
+            started_at: None,
+            deadline_at: None,
+            time_left_ms: None,
+            waiting_until: None,
+            finished_at: None,
+            pending: None,
+            ending: None,
+        };
+        match status {
+            RunStatus::Queued { paused: None } => {}
+            RunStatus::Queued { paused: Some(paused) } => columns.pause(paused)?,
+            RunStatus::Running { started_at, deadline_at } => {
+                columns.started_at = Some(started_at.as_millis());
+                columns.deadline_at = Some(deadline_at.as_millis());
             }
-            RunStatus::Running { started_at, deadline_at } => Self {
-                status: name,
-                started_at: Some(started_at.as_millis()),
-                deadline_at: Some(deadline_at.as_millis()),
-                finished_at: None,
-                ending: None,
-            },
-            RunStatus::Finished { started_at, deadline_at, finished_at, end } => Self {
-                status: name,
-                started_at: started_at.map(Timestamp::as_millis),
-                deadline_at: deadline_at.map(Timestamp::as_millis),
-                finished_at: Some(finished_at.as_millis()),
-                ending: Some(encode(end)?),
-            },
-        })
+            RunStatus::Waiting { paused, until, calls } => {
+                columns.pause(paused)?;
+                columns.waiting_until = Some(until.as_millis());
+                columns.pending = Some(encode(calls)?);
+            }
+            RunStatus::Finished { started_at, deadline_at, finished_at, end } => {
+                columns.started_at = started_at.map(Timestamp::as_millis);
+                columns.deadline_at = deadline_at.map(Timestamp::as_millis);
+                columns.finished_at = Some(finished_at.as_millis());
+                columns.ending = Some(encode(end)?);
+            }
+        }
+        Ok(columns)
+    }
+
+    fn pause(&mut self, paused: &Pause) -> Result<(), StoreError> {
+        self.started_at = Some(paused.started_at.as_millis());
+        self.time_left_ms = Some(signed(paused.left_ms)?);
+        Ok(())
     }
 }
 
@@ -128,12 +168,18 @@ fn read_run(row: &impl Cells, id: RunId) -> Result<Run, String> {
         model: model.parse()?,
         limits: json("limits", &row.text("limits").map_err(words)?)?,
         metadata: json("metadata", &row.text("metadata").map_err(words)?)?,
+        thread: row.optional_text("thread").map_err(words)?,
+        continues: match row.optional_text("continues").map_err(words)? {
+            None => None,
+            Some(text) => Some(text.parse().map_err(|_| format!("`continues` is `{text}`, which is no run id"))?),
+        },
         steps: unsigned(row, "steps")?,
         tool_calls: unsigned(row, "tool_calls")?,
         usage: json("usage", &row.text("usage").map_err(words)?)?,
         created_at: Timestamp::from_millis(row.integer("created_at").map_err(words)?),
         cancel_requested_at: cancel_requested_at.map(Timestamp::from_millis),
         last_seq,
+        crashes: unsigned(row, "crashes")?,
     })
 }
 
@@ -141,19 +187,33 @@ fn status(row: &impl Cells) -> Result<RunStatus, String> {
     let name = row.text("status").map_err(words)?;
     let time = |column| row.optional_integer(column).map(|time| time.map(Timestamp::from_millis)).map_err(words);
     let (started_at, deadline_at, finished_at) = (time("started_at")?, time("deadline_at")?, time("finished_at")?);
+    let (until, left) = (time("waiting_until")?, row.optional_integer("time_left_ms").map_err(words)?);
+    let pending = row.optional_text("pending").map_err(words)?;
     let ending = row.optional_text("ending").map_err(words)?;
-    let status = match (finished_at, ending, started_at, deadline_at) {
-        (Some(finished_at), Some(ending), started_at, deadline_at) => {
-            let end: End = json("ending", &ending)?;
-            RunStatus::Finished { started_at, deadline_at, finished_at, end }
+    let pause = |started_at, left: i64| match u64::try_from(left) {
+        Ok(left_ms) => Ok(Pause { started_at, left_ms }),
+        Err(_) => Err(format!("`time_left_ms` is {left}, which is out of range")),
+    };
+    let status = match (finished_at, &ending, until, &pending, started_at, deadline_at, left) {
+        (Some(finished_at), Some(ending), None, None, started_at, deadline_at, None) => {
+            RunStatus::Finished { started_at, deadline_at, finished_at, end: json("ending", ending)? }
         }
-        (None, None, Some(started_at), Some(deadline_at)) => RunStatus::Running { started_at, deadline_at },
-        (None, None, None, None) => RunStatus::Queued,
-        (finished_at, ending, started_at, deadline_at) => {
+        (None, None, Some(until), Some(calls), Some(started_at), None, Some(left)) => {
+            RunStatus::Waiting { paused: pause(started_at, left)?, until, calls: json("pending", calls)? }
+        }
+        (None, None, None, None, Some(started_at), Some(deadline_at), None) => {
+            RunStatus::Running { started_at, deadline_at }
+        }
+        (None, None, None, None, None, None, None) => RunStatus::Queued { paused: None },
+        (None, None, None, None, Some(started_at), None, Some(left)) => {
+            RunStatus::Queued { paused: Some(pause(started_at, left)?) }
+        }
+        (finished_at, ending, until, pending, started_at, deadline_at, left) => {
             return Err(format!(
-                "its times do not fit together: started {started_at:?}, deadline {deadline_at:?}, finished \
-                 {finished_at:?}, with an ending: {}",
-                ending.is_some()
+                "its times do not fit together: started {started_at:?}, deadline {deadline_at:?}, left {left:?}, \
+                 waiting until {until:?}, finished {finished_at:?}, with an ending: {}, with pending calls: {}",
+                ending.is_some(),
+                pending.is_some()
             ));
         }
     };

@@ -34,6 +34,9 @@ pub(super) fn fold<'a>(events: impl IntoIterator<Item = &'a EncodedBody>) -> Res
             | EventKind::ToolStart
             | EventKind::ContextTrimmed
             | EventKind::LimitWarning
+            | EventKind::Waiting
+            | EventKind::Resumed
+            | EventKind::Recovered
             | EventKind::CancelRequested
             | EventKind::RunEnd => continue,
         }
@@ -57,6 +60,9 @@ pub(super) fn fold<'a>(events: impl IntoIterator<Item = &'a EncodedBody>) -> Res
             | EventBody::ToolStart { .. }
             | EventBody::ContextTrimmed { .. }
             | EventBody::LimitWarning { .. }
+            | EventBody::Waiting { .. }
+            | EventBody::Resumed {}
+            | EventBody::Recovered { .. }
             | EventBody::CancelRequested {}
             | EventBody::RunEnd { .. } => {
                 return Err(format!("an event stored as `{}` is of another type", event.kind.as_str()));

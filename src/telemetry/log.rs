@@ -20,15 +20,18 @@ use crate::domain::RunId;
 use crate::domain::text::{printable, printable_json};
 
 /// The names fields may have, each with what it holds. One thing has one name wherever it is logged.
-pub const FIELDS: [(&str, &str); 33] = [
+pub const FIELDS: [(&str, &str); 36] = [
     ("address", "the address of a listener"),
     ("attempt", "which attempt of something that is repeated, from 1"),
     ("call_id", "the id of a tool call"),
+    ("calls", "how many tool calls"),
     ("class", "the class of a provider's failure"),
     ("command", "the name of a configured command"),
     ("connections", "how many connections are open"),
+    ("crashes", "processes in a row that ended while they had the run at work"),
     ("duration_ms", "how long it took, in milliseconds"),
     ("ended", "how a command came to its end"),
+    ("erased", "how many runs were erased"),
     ("error", "what failed"),
     ("from_now_on", "what a provider is asked from here on"),
     ("host", "the host of a provider"),

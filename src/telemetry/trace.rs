@@ -145,6 +145,7 @@ impl AgentSpan {
                 | RunStatusName::Aborted
                 | RunStatusName::Queued
                 | RunStatusName::Running
+                | RunStatusName::Waiting
                 | RunStatusName::Completed => {}
             },
         }

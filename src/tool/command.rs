@@ -23,7 +23,7 @@ use super::supervise::{CommandHost, Report};
 use super::takeover::Left;
 use super::{Tool, ToolCtx, ToolError, time_to_return};
 use crate::config::CommandConfig;
-use crate::domain::{Effect, ToolName, ToolSpec};
+use crate::domain::{Effect, OnUnknown, ToolName, ToolSpec};
 
 /// The name of the tool.
 const NAME: &str = "run_command";
@@ -67,6 +67,7 @@ struct Preset {
     args: Vec<String>,
     timeout: Duration,
     effect: Effect,
+    on_unknown: OnUnknown,
     pollable: bool,
     max_output_bytes: usize,
     /// The whole environment but for the variables that name the run, the call and the workspace.
@@ -185,6 +186,7 @@ impl Preset {
             args: config.args.clone(),
             timeout: Duration::from_millis(config.timeout_ms),
             effect: config.effect,
+            on_unknown: config.on_unknown,
             pollable: config.pollable,
             max_output_bytes: config.max_output_bytes,
             environment: passed,
@@ -316,6 +318,10 @@ impl Tool for CommandTool {
             Some((_, preset)) => preset.effect,
             None => self.presets.values().map(|p| p.effect).max_by_key(strength).unwrap_or(Effect::SideEffect),
         }
+    }
+
+    fn on_unknown(&self, arguments: &Map<String, Value>) -> OnUnknown {
+        self.preset(arguments).map(|(_, preset)| preset.on_unknown).unwrap_or_default()
     }
 
     fn is_pollable(&self, arguments: &Map<String, Value>) -> bool {

@@ -27,7 +27,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::domain::{Effect, RunId, ToolSpec};
+use crate::domain::{Effect, OnUnknown, RunId, ToolSpec};
 
 /// Something a model can call.
 #[async_trait]
@@ -37,6 +37,11 @@ pub trait Tool: Send + Sync {
 
     /// What a call with these arguments can change; for arguments it cannot judge, the most it could.
     fn effect(&self, arguments: &Map<String, Value>) -> Effect;
+
+    /// What becomes of a call with side effects when a crash hid its outcome.
+    fn on_unknown(&self, _arguments: &Map<String, Value>) -> OnUnknown {
+        OnUnknown::Tell
+    }
 
     /// Whether repeating the same call makes sense (a status to wait for), so that repeats are not counted.
     fn is_pollable(&self, _arguments: &Map<String, Value>) -> bool {

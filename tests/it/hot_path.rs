@@ -7,14 +7,17 @@ use std::sync::Arc;
 use allocation_counter::measure;
 use hames::agent::{Checked, Machine, Observation, Toolbox, Transcript, select};
 use hames::domain::{
-    Arguments, AssistantMessage, ContextPolicy, ContextStrategy, Delta, Effect, ErrorMark, FinishReason, Limits,
-    Message, ModelRequest, ModelTurn, OnRepeat, OutcomeKind, ParallelTools, RunSpec, ToolCall, ToolMessage,
+    Arguments, AssistantMessage, ContextPolicy, ContextStrategy, Delta, Effect, ErrorMark, FinishReason, Gate, Limits,
+    Message, ModelRequest, ModelTurn, OnRepeat, OnUnknown, OutcomeKind, ParallelTools, RunSpec, ToolCall, ToolMessage,
     ToolOutcome,
 };
 use hames::event::{Activity, Bus};
+use hames::provider::DeltaSink;
+use hames::provider::accumulator::Accumulator;
+use hames::provider::client::Reader;
 use hames::provider::conversation::Conversation;
 use hames::provider::names::NameMap;
-use hames::provider::openai_chat::{ChatEncoder, Dialect, LimitField, UsageRequest, body};
+use hames::provider::openai_chat::{ChatDecoder, ChatEncoder, Dialect, LimitField, UsageRequest, body};
 use serde_json::json;
 
 use crate::store::sample::{id, running};
@@ -27,7 +30,11 @@ struct Tools;
 
 impl Toolbox for Tools {
     fn check(&self, _call: &ToolCall) -> Checked {
-        Checked::Ready { effect: Effect::ReadOnly, pollable: false }
+        Checked::Ready { effect: Effect::ReadOnly, pollable: false, gate: Gate::Open }
+    }
+
+    fn on_unknown(&self, _: &ToolCall) -> OnUnknown {
+        OnUnknown::Tell
     }
 }
 
@@ -91,6 +98,8 @@ fn a_round_of_the_machine_costs_the_same_at_any_length() {
         model: "p/m".parse().unwrap(),
         max_output_tokens: None,
         tools: Vec::new(),
+        client_tools: Vec::new(),
+        approval: Vec::new(),
         limits: Limits { max_steps: 1_000, max_tool_calls: 1_000, max_tokens: u64::MAX, ..Limits::default() },
         context: ContextPolicy {
             strategy: ContextStrategy::Trim,
@@ -104,7 +113,7 @@ fn a_round_of_the_machine_costs_the_same_at_any_length() {
         metadata: BTreeMap::new(),
         trace: None,
     };
-    let mut machine = Machine::new(spec, 100).unwrap();
+    let mut machine = Machine::new(spec, 100, Vec::new()).unwrap();
     machine.observe(Observation::Start, &Tools).unwrap();
     let costs: Vec<_> = (1..=ROUNDS[1])
         .map(|round| {
@@ -127,6 +136,46 @@ fn a_round_of_the_machine_costs_the_same_at_any_length() {
     // Lists that double now and then do so in single rounds.
     let of = |rounds: std::ops::Range<usize>| costs[rounds].iter().min().copied().unwrap();
     assert_eq!(of(5..15), of(190..200), "{costs:?}");
+}
+
+/// Takes fragments and keeps none.
+struct Discard;
+
+impl DeltaSink for Discard {
+    fn delta(&mut self, _: Delta<'_>) {}
+}
+
+/// Allocations of reading 100 events more like these, which come in a chunk of their own each.
+fn allocations_of_events(begin: &str, event: &str) -> u64 {
+    let accumulator = Accumulator::new(1, NameMap::default());
+    let mut reader = Reader::new(Some("text/event-stream"), ChatDecoder::default(), accumulator);
+    reader.push(format!("data: {begin}\n\ndata: {event}\n\n").as_bytes(), &mut Discard).unwrap();
+    let event = format!("data: {event}\n\n");
+    measure(|| {
+        for _ in 0..100 {
+            reader.push(event.as_bytes(), &mut Discard).unwrap();
+        }
+    })
+    .count_total
+}
+
+#[test]
+fn an_event_of_a_response_costs_a_few_allocations() {
+    let chunk = |delta: serde_json::Value| {
+        json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "system_fingerprint": null,
+            "choices": [{"index": 0, "delta": delta, "logprobs": null, "finish_reason": null}], "usage": null})
+        .to_string()
+    };
+    let call = |call: serde_json::Value| chunk(json!({"tool_calls": [call]}));
+    let begin = call(json!({"index": 0, "id": "a", "type": "function", "function": {"name": "t", "arguments": "{"}}));
+    let more = call(json!({"index": 0, "function": {"arguments": "[1, 2], "}}));
+    // Each event allocates its data and the text it brings; a piece of a call also the list of pieces. What comes
+    // together grows a few times more.
+    for (event, each) in [(chunk(json!({"content": "word "})), 2), (chunk(json!({"role": "assistant"})), 1), (more, 3)]
+    {
+        let cost = allocations_of_events(&begin, &event);
+        assert!((each * 100..each * 100 + 10).contains(&cost), "{cost}: {event}");
+    }
 }
 
 #[test]

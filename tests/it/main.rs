@@ -7,6 +7,8 @@ mod cli;
 #[cfg(test)]
 mod config;
 #[cfg(test)]
+mod containers;
+#[cfg(test)]
 mod hot_path;
 #[cfg(test)]
 mod http;

@@ -1,14 +1,18 @@
 //! Chat completion chunks, and whole answers, as fragments.
 
+use std::borrow::Cow;
+
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::WIRE;
+use super::form::{Call, Choice, Chunk, ContentPart, Delta, Usage};
 use crate::domain::{FinishReason, ReasoningToken, TokenUsage};
 use crate::provider::accumulator::{ArgumentPiece, CallFragment, Fragment};
 use crate::provider::client::{Decoded, Decoder, StreamError};
 use crate::provider::error::ProviderError;
-use crate::provider::json::{self, Fields, Piece};
+use crate::provider::json::{self, Piece};
+use crate::provider::object::{self, List};
 use crate::provider::sse::Event;
 
 /// Most entries of `reasoning_details` that a response numbers. Each stands for a block of reasoning.
@@ -31,7 +35,7 @@ impl Decoder for ChatDecoder {
         if data.is_empty() || data == "null" {
             return Ok(Decoded::More);
         }
-        let Some(fields) = Fields::parse(data) else {
+        let Some(chunk) = object::parse::<Chunk<'_>>(data) else {
             if matches!(event.name.as_str(), "ping" | "heartbeat" | "keepalive" | "keep-alive") {
                 return Ok(Decoded::More);
             }
@@ -40,8 +44,10 @@ impl Decoder for ChatDecoder {
                 _ => StreamError::Unreadable(data.to_owned()),
             });
         };
-        let read = self.chunk(&fields, "delta", out);
-        if event.name == "error" || is_error(&fields) {
+        let is_error = event.name == "error" || chunk.is_error();
+        // What it holds besides its error counts.
+        let read = self.chunk(chunk, Choice::delta, out);
+        if is_error {
             return Err(StreamError::Provider(read_error(data)));
         }
         read.map(|()| Decoded::More)
@@ -58,21 +64,21 @@ impl Decoder for ChatDecoder {
             );
             return Err(StreamError::Provider(error));
         }
-        match Fields::parse(line) {
-            Some(fields) if is_error(&fields) => Err(StreamError::Provider(read_error(line))),
+        match object::parse::<Chunk<'_>>(line) {
+            Some(chunk) if chunk.is_error() => Err(StreamError::Provider(read_error(line))),
             Some(_) | None => Ok(()),
         }
     }
 
     fn whole(&mut self, body: &str, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
-        let fields = Fields::parse(body).ok_or_else(|| StreamError::Unreadable(body.to_owned()))?;
-        if is_error(&fields) {
+        let chunk: Chunk<'_> = object::parse(body).ok_or_else(|| StreamError::Unreadable(body.to_owned()))?;
+        if chunk.is_error() {
             return Err(StreamError::Provider(read_error(body)));
         }
-        if fields.items("choices").is_empty() {
-            return Err(StreamError::Unreadable(body.to_owned()));
+        match chunk.choices {
+            List::Items(Some(_), _) => self.chunk(chunk, Choice::message, out),
+            List::Items(None, _) | List::Absent | List::Other(_) => Err(StreamError::Unreadable(body.to_owned())),
         }
-        self.chunk(&fields, "message", out)
     }
 
     fn kept(&self) -> usize {
@@ -90,24 +96,27 @@ impl Decoder for ChatDecoder {
 }
 
 impl ChatDecoder {
-    fn chunk(&mut self, fields: &Fields<'_>, part: &str, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
-        if let Some(usage) = fields.object("usage")
+    /// Reads what `part` finds in each choice.
+    fn chunk<'a>(
+        &mut self,
+        chunk: Chunk<'a>,
+        part: fn(&mut Choice<'a>) -> Option<Delta<'a>>,
+        out: &mut Vec<Fragment>,
+    ) -> Result<(), StreamError> {
+        if let Some(usage) = chunk.usage.0
             && let Some(usage) = read_usage(&usage)?
         {
             out.push(Fragment::Usage(usage));
         }
-        for choice in fields.items("choices").into_iter().filter_map(Fields::of) {
+        for mut choice in chunk.choices.into_items() {
             // One answer was asked for; a choice without a number is that one.
-            if choice.index("index").unwrap_or(0) != 0 {
+            if choice.index.and_then(json::index).unwrap_or(0) != 0 {
                 continue;
             }
-            // Some servers stream whole messages, some answer whole with a delta.
-            if let Some(delta) =
-                choice.object(part).or_else(|| choice.object("delta")).or_else(|| choice.object("message"))
-            {
-                self.delta(&delta, out)?;
+            if let Some(delta) = part(&mut choice) {
+                self.delta(delta, out)?;
             }
-            match choice.string("finish_reason").as_deref() {
+            match choice.finish_reason.and_then(json::text).as_deref() {
                 // Some servers write an empty string where `null` belongs.
                 None | Some("") => {}
                 Some(reason @ ("error" | "insufficient_system_resource")) => {
@@ -120,23 +129,22 @@ impl ChatDecoder {
         Ok(())
     }
 
-    fn delta(&mut self, delta: &Fields<'_>, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
-        self.reasoning(delta, out)?;
-        if let Some(content) = delta.get("content") {
+    fn delta(&mut self, delta: Delta<'_>, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
+        self.reasoning(&delta, out)?;
+        if let Some(content) = delta.content {
             match json::piece(content) {
                 Some(text) if text.is_empty() => {}
                 Some(text) => out.push(Fragment::Text(text)),
-                None => content_parts(list_or_null("content", content)?, out),
+                None => content_parts(content, out)?,
             }
         }
-        if let Some(refusal) = delta.string("refusal") {
+        if let Some(refusal) = delta.refusal.and_then(json::text) {
             self.refusal.push_str(&refusal);
         }
-        if let Some(calls) = delta.get("tool_calls") {
-            list_or_null("tool_calls", calls)?;
+        if let List::Other(what) = delta.tool_calls {
+            return Err(StreamError::Unreadable(format!("`tool_calls` is neither a list nor null: {what}")));
         }
-        let calls: Vec<_> =
-            delta.items("tool_calls").into_iter().filter_map(Fields::of).map(|c| read_call(&c)).collect();
+        let calls: Vec<_> = delta.tool_calls.into_items().map(read_call).collect();
         if !calls.is_empty() {
             out.push(Fragment::Calls(calls));
         }
@@ -144,11 +152,12 @@ impl ChatDecoder {
     }
 
     /// Reads reasoning from the first field that has any: gateways repeat the same text in several.
-    fn reasoning(&mut self, delta: &Fields<'_>, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
-        let details: Vec<Value> = delta.items("reasoning_details").into_iter().filter_map(json::value).collect();
-        let text = ["reasoning_content", "reasoning"]
+    fn reasoning(&mut self, delta: &Delta<'_>, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
+        let details = delta.reasoning_details.map(json::items).unwrap_or_default();
+        let details: Vec<Value> = details.into_iter().filter_map(json::value).collect();
+        let text = [delta.reasoning_content, delta.reasoning]
             .into_iter()
-            .filter_map(|name| delta.piece(name))
+            .filter_map(|text| json::piece(text?))
             .find(|piece| !piece.is_empty());
         match text {
             Some(text) => out.push(Fragment::Reasoning(text)),
@@ -165,49 +174,37 @@ impl ChatDecoder {
     }
 }
 
-/// A field of the envelope that is a list or nothing; anything else is no response.
-fn list_or_null<'a>(name: &str, value: &'a RawValue) -> Result<&'a RawValue, StreamError> {
-    match value.get().as_bytes().first() {
-        Some(b'[' | b'n') => Ok(value),
-        Some(_) | None => Err(StreamError::Unreadable(format!("`{name}` is neither a list nor null: {}", value.get()))),
-    }
-}
-
 /// Mistral's form of content: a list of parts, some of them reasoning.
-fn content_parts(content: &RawValue, out: &mut Vec<Fragment>) {
-    for part in json::items(content).into_iter().filter_map(Fields::of) {
-        if let Some(text) = part.piece("text") {
+fn content_parts(content: &RawValue, out: &mut Vec<Fragment>) -> Result<(), StreamError> {
+    let text = content.get();
+    if !text.starts_with('[') {
+        return Err(StreamError::Unreadable(format!("`content` is neither text, a list nor null: {text}")));
+    }
+    let parts = |list| json::items(list).into_iter().filter_map(|part| object::parse::<ContentPart<'_>>(part.get()));
+    for part in parts(content) {
+        if let Some(text) = part.text.and_then(json::piece) {
             out.push(Fragment::Text(text));
-        } else if let Some(thinking) = part.get("thinking") {
+        } else if let Some(thinking) = part.thinking {
             match json::piece(thinking) {
                 Some(text) => out.push(Fragment::Reasoning(text)),
-                None => out.extend(
-                    json::items(thinking)
-                        .into_iter()
-                        .filter_map(|part| Fields::of(part)?.piece("text"))
-                        .map(Fragment::Reasoning),
-                ),
+                None => out.extend(parts(thinking).filter_map(|part| json::piece(part.text?)).map(Fragment::Reasoning)),
             }
         }
     }
+    Ok(())
 }
 
-fn read_call(entry: &Fields<'_>) -> CallFragment {
-    let function = entry.object("function");
-    let function = function.as_ref();
-    let arguments = match function.and_then(|function| function.get("arguments")) {
+fn read_call(call: Call<'_>) -> CallFragment {
+    let function = call.function.0.unwrap_or_default();
+    let arguments = match function.arguments {
         None => ArgumentPiece::None,
         Some(raw) => match json::piece(raw) {
             Some(piece) => ArgumentPiece::Text(piece),
             None => ArgumentPiece::Value(raw.get().to_owned()),
         },
     };
-    CallFragment {
-        index: entry.index("index"),
-        id: entry.string("id"),
-        name: function.and_then(|function| function.string("name")),
-        arguments,
-    }
+    let text = |raw: Option<_>| raw.and_then(json::text).map(Cow::into_owned);
+    CallFragment { index: call.index.and_then(json::index), id: text(call.id), name: text(function.name), arguments }
 }
 
 /// Entries of `reasoning_details`, merged.
@@ -281,23 +278,23 @@ fn merge_fields(entry: &mut Map<String, Value>, fragment: Map<String, Value>) {
     }
 }
 
-fn read_usage(usage: &Fields<'_>) -> Result<Option<TokenUsage>, StreamError> {
-    let count = |fields: &Fields<'_>, name: &str| {
-        fields.value(name).map(|value| TokenUsage::count(name, &value)).transpose().map_err(StreamError::Usage)
+fn read_usage(usage: &Usage<'_>) -> Result<Option<TokenUsage>, StreamError> {
+    let count = |name: &str, raw: Option<&RawValue>| {
+        let value = raw.and_then(json::value);
+        value.map(|value| TokenUsage::count(name, &value)).transpose().map_err(StreamError::Usage)
     };
-    let detail = |fields: &str, name: &str| match usage.object(fields) {
-        Some(details) => Ok(count(&details, name)?.unwrap_or(0)),
-        None => Ok(0),
-    };
-    let (input, output) = (count(usage, "prompt_tokens")?, count(usage, "completion_tokens")?);
+    let input = count("prompt_tokens", usage.prompt_tokens)?;
+    let output = count("completion_tokens", usage.completion_tokens)?;
     if input.is_none() && output.is_none() {
         return Ok(None);
     }
+    let cached = usage.prompt_tokens_details.0.as_ref().and_then(|details| details.cached_tokens);
+    let reasoning = usage.completion_tokens_details.0.as_ref().and_then(|details| details.reasoning_tokens);
     Ok(Some(TokenUsage {
         input_tokens: input.unwrap_or(0),
         output_tokens: output.unwrap_or(0),
-        cached_input_tokens: detail("prompt_tokens_details", "cached_tokens")?,
-        reasoning_tokens: detail("completion_tokens_details", "reasoning_tokens")?,
+        cached_input_tokens: count("cached_tokens", cached)?.unwrap_or(0),
+        reasoning_tokens: count("reasoning_tokens", reasoning)?.unwrap_or(0),
     }))
 }
 
@@ -309,16 +306,6 @@ fn finish_reason(reason: &str) -> FinishReason {
         "content_filter" => FinishReason::ContentFilter,
         _ => FinishReason::Unspecified,
     }
-}
-
-/// Whether a chunk or body is an error: it has one, it is called one, or it is a message in place of choices.
-fn is_error(fields: &Fields<'_>) -> bool {
-    let named = |name: &str| fields.string(name).as_deref() == Some("error");
-    let is_set = |raw: &RawValue| !matches!(raw.get(), "false" | "\"\"" | "{}" | "[]");
-    fields.get("error").is_some_and(is_set)
-        || named("object")
-        || named("type")
-        || (fields.get("choices").is_none() && (fields.get("message").is_some() || fields.get("detail").is_some()))
 }
 
 fn read_error(text: &str) -> ProviderError {

@@ -63,6 +63,24 @@ fn chunks_become_fragments() {
 }
 
 #[test]
+fn the_envelope_may_hold_anything_and_the_last_of_a_name_counts() {
+    let call = CallFragment { id: Some("a".into()), ..CallFragment::default() };
+    for (data, expected) in [
+        (r#"{"choices":[{"delta":{"content":"a"},"delta":{"content":"b"}}]}"#, vec![text("b")]),
+        (r#"{"choices":[{"delta":{"content":"a"},"delta":null}]}"#, vec![]),
+        (r#"{"\u0063hoices":[7,null,"x",[],{"index":0,"delta":{"content":"\u0061"}}]}"#, vec![text("a")]),
+        (r#"{"choices":{"a":[1]},"usage":7,"x":"\ud83d"}"#, vec![]),
+        (r#"{"choices":[{"index":"0","delta":[1],"message":"x","finish_reason":{}}]}"#, vec![]),
+        (r#"{"choices":[{"delta":{"tool_calls":[1,{"id":"a","function":7}]}}]}"#, vec![Fragment::Calls(vec![call])]),
+    ] {
+        let mut out = Vec::new();
+        let event = Event { data: data.to_owned(), ..Event::default() };
+        assert_eq!(ChatDecoder::default().event(&event, &mut out), Ok(Decoded::More), "{data}");
+        assert_eq!(out, expected, "{data}");
+    }
+}
+
+#[test]
 fn calls_are_read_with_whatever_is_there() {
     let chunk = delta(json!({"tool_calls": [
         {"index": 0, "id": "a", "type": "function", "function": {"name": "t", "arguments": "{"}},

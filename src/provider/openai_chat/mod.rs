@@ -5,6 +5,7 @@
 
 mod decode;
 mod encode;
+mod form;
 
 pub use decode::ChatDecoder;
 pub use encode::{ChatEncoder, body};

@@ -5,12 +5,12 @@ use async_trait::async_trait;
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
-use super::read::logged_messages;
+use super::read::{history, logged_messages};
 use super::write::append;
 use super::writer::{Halt, Single};
-use crate::domain::{EncodedBody, End, EndStatus, EventBody, RunError, RunId, RunStatus, RunView, TenantId, Timestamp};
+use crate::domain::{RunId, TenantId, Timestamp};
 use crate::store::row::{self, Cells, StatusColumns, run_columns};
-use crate::store::{ClaimedRun, StoreError};
+use crate::store::{ClaimedRun, StoreError, claimed};
 
 /// What a claim reads: the run, its spec, its state. `{}` is the condition.
 macro_rules! select_claimable {
@@ -18,7 +18,7 @@ macro_rules! select_claimable {
         concat!(
             "SELECT ",
             run_columns!(),
-            ", state, (SELECT spec FROM run_specs WHERE run = runs.id) AS spec FROM runs WHERE ",
+            ", state, inbox, worker, (SELECT spec FROM run_specs WHERE run = runs.id) AS spec FROM runs WHERE ",
             $condition
         )
     };
@@ -26,14 +26,25 @@ macro_rules! select_claimable {
 
 pub(super) use select_claimable;
 
-/// Takes the oldest queued runs.
-pub(super) struct ClaimQueued {
+/// Takes runs that nobody has at work. The file belongs to one process at a time, so a run that another one had is free.
+pub(super) struct Claim {
     pub(super) limit: u32,
     pub(super) now: Timestamp,
+    pub(super) worker: String,
 }
 
+/// Runs that nobody has at work: those that somebody had, then those that wait for a slot and whose turn it is.
+const FREE: [&str; 2] = [
+    select_claimable!("status = 'running' AND worker IS NOT ?1 ORDER BY id LIMIT ?2"),
+    select_claimable!(
+        "status = 'queued' AND ?1 NOTNULL AND NOT EXISTS \
+         (SELECT 1 FROM runs AS former WHERE former.id = runs.continues AND former.finished_at IS NULL) \
+         ORDER BY id LIMIT ?2"
+    ),
+];
+
 #[async_trait]
-impl Single for ClaimQueued {
+impl Single for Claim {
     type Output = Vec<ClaimedRun>;
 
     fn bytes(&self) -> usize {
@@ -43,19 +54,22 @@ impl Single for ClaimQueued {
     async fn apply(&self, connection: &mut SqliteConnection) -> Result<Vec<ClaimedRun>, Halt> {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let mut claimed = Vec::new();
-        // Every row of a pass leaves the queue: it is taken, or it is ended. So this comes to an end.
-        while claimed.len() < limit {
-            let rows = sqlx::query(select_claimable!("status = 'queued' ORDER BY id LIMIT ?"))
-                .bind(i64::try_from(limit - claimed.len()).unwrap_or(i64::MAX))
-                .fetch_all(&mut *connection)
-                .await?;
-            if rows.is_empty() {
-                break;
-            }
-            for row in &rows {
-                match start(connection, row, self.now).await? {
-                    Ok(run) => claimed.push(run),
-                    Err(error) => end_unreadable(connection, row, &error, Some(self.now)).await?,
+        for free in FREE {
+            // Every row of a pass leaves the set: it is taken, or it is ended. So this comes to an end.
+            while claimed.len() < limit {
+                let rows = sqlx::query(free)
+                    .bind(&self.worker)
+                    .bind(i64::try_from(limit - claimed.len()).unwrap_or(i64::MAX))
+                    .fetch_all(&mut *connection)
+                    .await?;
+                if rows.is_empty() {
+                    break;
+                }
+                for row in &rows {
+                    match take(connection, row, &self.worker, self.now).await? {
+                        Ok(run) => claimed.push(run),
+                        Err(error) => end_unreadable(connection, row, &error, Some(self.now)).await?,
+                    }
                 }
             }
         }
@@ -95,6 +109,7 @@ impl Single for EndUnreadable {
 pub(super) struct Reclaim {
     pub(super) tenant: TenantId,
     pub(super) id: RunId,
+    pub(super) worker: String,
 }
 
 #[async_trait]
@@ -119,7 +134,8 @@ impl Single for Reclaim {
                 return Err(error.into());
             }
         };
-        sqlx::query("UPDATE runs SET generation = generation + 1 WHERE id = ?")
+        sqlx::query("UPDATE runs SET generation = generation + 1, worker = ? WHERE id = ?")
+            .bind(&self.worker)
             .bind(self.id.to_string())
             .execute(&mut *connection)
             .await?;
@@ -128,58 +144,56 @@ impl Single for Reclaim {
     }
 }
 
-/// Takes every run that is marked running.
-pub(super) struct ClaimInterrupted;
+/// Lets go of every run of this process.
+pub(super) struct Release {
+    pub(super) worker: String,
+}
 
 #[async_trait]
-impl Single for ClaimInterrupted {
-    type Output = Vec<ClaimedRun>;
+impl Single for Release {
+    type Output = ();
 
     fn bytes(&self) -> usize {
         0
     }
 
-    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Vec<ClaimedRun>, Halt> {
-        let rows = sqlx::query(select_claimable!("status = 'running' ORDER BY id")).fetch_all(&mut *connection).await?;
-        let mut claimed = Vec::with_capacity(rows.len());
-        for row in &rows {
-            match read(connection, row).await? {
-                Ok(run) => claimed.push(run),
-                Err(error) => end_unreadable(connection, row, &error, None).await?,
-            }
-        }
-        sqlx::query("UPDATE runs SET generation = generation + 1 WHERE status = 'running'")
+    async fn apply(&self, connection: &mut SqliteConnection) -> Result<(), Halt> {
+        sqlx::query("UPDATE runs SET worker = NULL WHERE status = 'running' AND worker = ?")
+            .bind(&self.worker)
             .execute(&mut *connection)
             .await?;
-        for claim in &mut claimed {
-            claim.run.generation += 1;
-        }
-        Ok(claimed)
+        Ok(())
     }
 }
 
-/// Marks a queued run running. The outer error is the database's, the inner one says what is unreadable.
-async fn start(
+/// Marks a run as at work in this process. The outer error is the database's, the inner one says what is unreadable.
+async fn take(
     connection: &mut SqliteConnection,
     row: &SqliteRow,
+    worker: &str,
     now: Timestamp,
 ) -> Result<Result<ClaimedRun, StoreError>, sqlx::Error> {
     let mut claimed = match read(connection, row).await? {
         Ok(claimed) => claimed,
         Err(error) => return Ok(Err(error)),
     };
-    let timeout = std::time::Duration::from_millis(claimed.run.limits.timeout_ms);
-    let deadline_at = now.plus(timeout);
+    let had = row.optional_text("worker")?;
+    claimed::take(&mut claimed, had.is_some(), now);
+    let columns = match StatusColumns::of(&claimed.run.status) {
+        Ok(columns) => columns,
+        Err(error) => return Ok(Err(error)),
+    };
     sqlx::query(
-        "UPDATE runs SET generation = generation + 1, status = 'running', started_at = ?, deadline_at = ? WHERE id = ?",
+        "UPDATE runs SET generation = generation + 1, status = ?, started_at = ?, deadline_at = ?, \
+         time_left_ms = NULL, worker = ? WHERE id = ?",
     )
-    .bind(now.as_millis())
-    .bind(deadline_at.as_millis())
+    .bind(columns.status)
+    .bind(columns.started_at)
+    .bind(columns.deadline_at)
+    .bind(worker)
     .bind(claimed.run.id.to_string())
     .execute(&mut *connection)
     .await?;
-    claimed.run.generation += 1;
-    claimed.run.status = RunStatus::Running { started_at: now, deadline_at };
     Ok(Ok(claimed))
 }
 
@@ -188,19 +202,16 @@ pub(super) async fn read(
     connection: &mut SqliteConnection,
     row: &SqliteRow,
 ) -> Result<Result<ClaimedRun, StoreError>, sqlx::Error> {
-    let whole = |row: &SqliteRow| -> Result<ClaimedRun, StoreError> {
-        let run = row::run(row)?;
-        let corrupt = |error: sqlx::Error| StoreError::Corrupt { run: run.id, reason: error.to_string() };
-        let spec = row::spec(row.optional_text("spec").map_err(corrupt)?.as_deref(), run.id)?;
-        let state = row.optional_text("state").map_err(corrupt)?;
-        Ok(ClaimedRun { run, spec, state, transcript: Vec::new() })
-    };
-    let mut claimed = match whole(row) {
+    let mut claimed = match claimed::read(row) {
         Ok(claimed) => claimed,
         Err(error) => return Ok(Err(error)),
     };
     match logged_messages(connection, claimed.run.id).await? {
         Ok(transcript) => claimed.transcript = transcript,
+        Err(error) => return Ok(Err(error)),
+    }
+    match history(connection, claimed.run.continues).await? {
+        Ok(history) => claimed.history = history,
         Err(error) => return Ok(Err(error)),
     }
     Ok(Ok(claimed))
@@ -224,39 +235,26 @@ async fn end_unreadable(
     .await?;
     let (last_seq, last_time) = (last.integer("seq")?, last.integer("time")?);
     let finished_at = now.unwrap_or(Timestamp::from_millis(last_time));
-    let end = End::Stopped {
-        status: EndStatus::InternalError,
-        partial: None,
-        error: RunError { code: "stored_run_unreadable".to_owned(), message: error.to_string(), retryable: true },
-    };
-    let columns = StatusColumns::of(&RunStatus::Finished { started_at: None, deadline_at: None, finished_at, end })?;
+    let columns = claimed::unreadable_end(error, finished_at)?;
     // `started_at` and `deadline_at` stay as they are.
-    sqlx::query("UPDATE runs SET status = ?, finished_at = ?, ending = ?, last_seq = ? WHERE id = ?")
-        .bind(columns.status)
-        .bind(columns.finished_at)
-        .bind(columns.ending.as_deref())
-        .bind(last_seq)
-        .bind(&id)
-        .execute(&mut *connection)
-        .await?;
+    sqlx::query(
+        "UPDATE runs SET status = ?, finished_at = ?, ending = ?, last_seq = ?, worker = NULL, time_left_ms = NULL, \
+         waiting_until = NULL, pending = NULL WHERE id = ?",
+    )
+    .bind(columns.status)
+    .bind(columns.finished_at)
+    .bind(columns.ending.as_deref())
+    .bind(last_seq)
+    .bind(&id)
+    .execute(&mut *connection)
+    .await?;
     let row = sqlx::query(concat!("SELECT ", run_columns!(), " FROM runs WHERE id = ?"))
         .bind(&id)
         .fetch_one(&mut *connection)
         .await?;
     // A row that still does not read is the broken part itself: it has no public form to tell of its end.
     let Ok(run) = row::run(&row) else { return Ok(()) };
-    let duration = match &run.status {
-        RunStatus::Finished { started_at: Some(started_at), finished_at, .. } => finished_at.since(*started_at),
-        RunStatus::Finished { started_at: None, .. } | RunStatus::Running { .. } | RunStatus::Queued => {
-            std::time::Duration::ZERO
-        }
-    };
-    let body = EventBody::RunEnd {
-        run: RunView::from(&run),
-        duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
-    };
-    let body = EncodedBody::new(&body).map_err(|error| StoreError::Failed(error.into()))?;
-    append(connection, run.id, last_seq, finished_at, &[body]).await?;
+    append(connection, run.id, last_seq, finished_at, &[claimed::run_end(&run)?]).await?;
     sqlx::query("UPDATE runs SET last_seq = last_seq + 1 WHERE id = ?").bind(&id).execute(&mut *connection).await?;
     Ok(())
 }

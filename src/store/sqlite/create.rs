@@ -1,127 +1,198 @@
 //! The verb that stores an accepted run.
 
-use std::collections::BTreeMap;
-
 use async_trait::async_trait;
+use sqlx::SqliteConnection;
 
+use super::key;
 use super::script::{Script, portions, rows};
-use super::write::{Appended, count, size};
+use super::write::{Appended, request_cancel, size};
 use super::writer::Write;
-use crate::domain::{EncodedBody, Event, RunId, Timestamp};
-use crate::store::row::{self, StatusColumns};
-use crate::store::{NewRun, StoreError};
+use crate::domain::{RunId, Timestamp};
+use crate::store::prepared::{Place, PreparedRun, count};
+use crate::store::row::Cells;
+use crate::store::{Created, NewRun, StoreError};
 
 /// Most rows of one statement.
 const ROWS_PER_STATEMENT: usize = 16;
 
 /// Stores an accepted run.
-pub(super) struct CreateRun {
-    id: RunId,
-    name: String,
-    tenant: String,
-    generation: i64,
-    status: StatusColumns,
-    agent: String,
-    model: String,
-    limits: String,
-    metadata: BTreeMap<String, String>,
-    metadata_json: String,
-    steps: u32,
-    tool_calls: u32,
-    usage: String,
-    created_at: Timestamp,
-    cancel_requested_at: Option<Timestamp>,
-    spec: String,
-    state: Option<String>,
-    events: Vec<EncodedBody>,
-}
+pub(super) struct CreateRun(PreparedRun);
 
 impl CreateRun {
-    pub(super) fn new(new: NewRun) -> Result<Self, StoreError> {
-        let NewRun { run, spec, state, events } = new;
-        Ok(Self {
-            id: run.id,
-            name: run.id.to_string(),
-            tenant: run.tenant.as_str().to_owned(),
-            generation: row::signed(run.generation)?,
-            status: StatusColumns::of(&run.status)?,
-            agent: run.agent,
-            model: run.model.to_string(),
-            limits: row::encode(&run.limits)?,
-            metadata_json: row::encode(&run.metadata)?,
-            metadata: run.metadata,
-            steps: run.steps,
-            tool_calls: run.tool_calls,
-            usage: row::encode(&run.usage)?,
-            created_at: run.created_at,
-            cancel_requested_at: run.cancel_requested_at,
-            spec: row::encode(&spec)?,
-            state,
-            events,
-        })
+    /// `worker` is the process that has the run at work when it is running.
+    pub(super) fn new(new: NewRun, worker: &str) -> Result<Self, StoreError> {
+        Ok(Self(PreparedRun::new(new, worker)?))
     }
+
+    /// Whether other rows decide what becomes of it.
+    const fn is_conditional(&self) -> bool {
+        self.0.key.is_some() || self.0.run.thread.is_some() || self.0.run.continues.is_some()
+    }
+
+    /// Stores it if its key is not taken and its thread allows it.
+    async fn create_on_condition(&self, script: &mut Script<'_>) -> Result<Result<Created, StoreError>, sqlx::Error> {
+        let connection = script.connection().await?;
+        let Self(new) = self;
+        if let Some(key) = &new.key
+            && let Some(kept) = key::taken(connection, &new.run.tenant, key).await?
+        {
+            return Ok(Err(StoreError::KeyTaken(kept)));
+        }
+        let place = match self.find_place(connection).await? {
+            Ok(place) => place,
+            Err(error) => return Ok(Err(error)),
+        };
+        insert_runs(&[Row { new, continues: place.continues }], script).await?;
+        insert_specs(&[new], script).await?;
+        insert_metadata(&[new], script).await?;
+        let created = new.created(place);
+        let mut appended = Appended::default();
+        appended.add(&created.events);
+        appended.insert(script).await?;
+        let connection = script.connection().await?;
+        if let Some(key) = &new.key {
+            key::keep(connection, key, &created.run).await?;
+        }
+        for id in &created.interrupted {
+            request_cancel(connection, *id, new.run.created_at).await?;
+        }
+        Ok(Ok(created))
+    }
+
+    /// Where it comes in its thread, or after the run that it names.
+    async fn find_place(&self, connection: &mut SqliteConnection) -> Result<Result<Place, StoreError>, sqlx::Error> {
+        let Self(PreparedRun { run, .. }) = self;
+        let tenant = run.tenant.as_str();
+        let newest = match (&run.continues, &run.thread) {
+            (Some(named), _) => {
+                let found = sqlx::query("SELECT id FROM runs WHERE id = ? AND tenant = ?")
+                    .bind(named.to_string())
+                    .bind(tenant)
+                    .fetch_optional(&mut *connection)
+                    .await?;
+                if found.is_none() {
+                    return Ok(Err(StoreError::NoPredecessor { run: *named }));
+                }
+                found
+            }
+            (None, Some(thread)) => {
+                // Ids are given before runs are stored, so the run with the highest one may have been stored first.
+                sqlx::query(
+                    "SELECT id FROM runs WHERE tenant = ?1 AND thread = ?2 AND NOT EXISTS \
+                     (SELECT 1 FROM runs AS later WHERE later.continues = runs.id AND later.thread = ?2) \
+                     ORDER BY id DESC LIMIT 1",
+                )
+                .bind(tenant)
+                .bind(thread)
+                .fetch_optional(&mut *connection)
+                .await?
+            }
+            (None, None) => None,
+        };
+        let Some(newest) = newest else { return Ok(Ok(Place::default())) };
+        let newest = newest.run_id("id")?;
+        let active = sqlx::query(
+            "SELECT id FROM runs WHERE tenant = ?1 AND finished_at IS NULL AND (id = ?2 OR thread = ?3) ORDER BY id",
+        )
+        .bind(tenant)
+        .bind(newest.to_string())
+        .bind(run.thread.as_deref())
+        .fetch_all(&mut *connection)
+        .await?;
+        let active: Vec<RunId> = active.iter().map(|row| row.run_id("id")).collect::<Result<_, _>>()?;
+        Ok(self.0.place(newest, active))
+    }
+}
+
+/// A run as it is inserted.
+struct Row<'a> {
+    new: &'a PreparedRun,
+    continues: Option<RunId>,
 }
 
 #[async_trait]
 impl Write for CreateRun {
-    type Output = Vec<Event>;
+    type Output = Created;
 
     fn bytes(&self) -> usize {
-        self.spec.len() + self.metadata_json.len() + self.state.as_ref().map_or(0, String::len) + size(&self.events)
+        let Self(new) = self;
+        new.spec.len() + new.metadata.len() + new.state.as_ref().map_or(0, String::len) + size(&new.events)
     }
 
     async fn apply_all(
         runs: &[&Self],
         script: &mut Script<'_>,
-    ) -> Result<Vec<Result<Vec<Event>, StoreError>>, sqlx::Error> {
-        for runs in portions(runs, ROWS_PER_STATEMENT) {
-            insert_runs(runs, script).await?;
+    ) -> Result<Vec<Result<Created, StoreError>>, sqlx::Error> {
+        let free: Vec<&PreparedRun> =
+            runs.iter().filter(|run| !run.is_conditional()).map(|CreateRun(new)| new).collect();
+        for runs in portions(&free, ROWS_PER_STATEMENT) {
+            let rows: Vec<_> = runs.iter().map(|new| Row { new, continues: None }).collect();
+            insert_runs(&rows, script).await?;
             insert_specs(runs, script).await?;
             script.end_part();
         }
-        insert_metadata(runs, script).await?;
+        insert_metadata(&free, script).await?;
         let mut appended = Appended::default();
-        let answers: Result<_, sqlx::Error> =
-            runs.iter().map(|run| Ok(Ok(appended.number(run.id, 0, run.created_at, &run.events)?))).collect();
+        let mut answers = Vec::with_capacity(runs.len());
+        for run in runs {
+            answers.push(match run.is_conditional() {
+                false => {
+                    let created = run.0.created(Place::default());
+                    appended.add(&created.events);
+                    Ok(created)
+                }
+                true => run.create_on_condition(script).await?,
+            });
+        }
         appended.insert(script).await?;
-        answers
+        Ok(answers)
     }
 }
 
-async fn insert_runs(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+async fn insert_runs(runs: &[Row<'_>], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     let mut values = script.begin().await?;
-    for run in runs {
+    for Row { new, continues } in runs {
+        let run = &new.run;
         values
-            .bind(&run.name)?
-            .bind(&run.tenant)?
-            .bind(run.generation)?
-            .bind(run.status.status)?
+            .bind(&new.name)?
+            .bind(run.tenant.as_str())?
+            .bind(new.generation)?
+            .bind(new.status.status)?
             .bind(&run.agent)?
-            .bind(&run.model)?
-            .bind(&run.limits)?
-            .bind(&run.metadata_json)?
+            .bind(&new.model)?
+            .bind(run.thread.as_deref())?
+            .bind(continues.map(|id| id.to_string()))?
+            .bind(&new.limits)?
+            .bind(&new.metadata)?
             .bind(i64::from(run.steps))?
             .bind(i64::from(run.tool_calls))?
-            .bind(&run.usage)?
-            .bind(count(&run.events))?
+            .bind(&new.usage)?
+            .bind(count(&new.events))?
+            .bind(new.worker.as_deref())?
+            .bind(i64::from(run.crashes))?
             .bind(run.created_at.as_millis())?
-            .bind(run.status.started_at)?
-            .bind(run.status.deadline_at)?
+            .bind(new.status.started_at)?
+            .bind(new.status.deadline_at)?
+            .bind(new.status.time_left_ms)?
+            .bind(new.status.waiting_until)?
             .bind(run.cancel_requested_at.map(Timestamp::as_millis))?
-            .bind(run.status.finished_at)?
-            .bind(run.status.ending.as_deref())?
-            .bind(run.state.as_deref())?;
+            .bind(new.status.finished_at)?
+            .bind(new.status.pending.as_deref())?
+            .bind(new.status.ending.as_deref())?
+            .bind(new.state.as_deref())?
+            .bind(0)?;
     }
     let sql = format!(
-        "INSERT INTO runs (id, tenant, generation, status, agent, model, limits, metadata, steps, tool_calls, usage, \
-         last_seq, created_at, started_at, deadline_at, cancel_requested_at, finished_at, ending, state) VALUES {}",
-        rows(runs.len(), 19)
+        "INSERT INTO runs (id, tenant, generation, status, agent, model, thread, continues, limits, metadata, steps, \
+         tool_calls, usage, last_seq, worker, crashes, created_at, started_at, deadline_at, time_left_ms, \
+         waiting_until, cancel_requested_at, finished_at, pending, ending, state, inbox) VALUES {}",
+        rows(runs.len(), 27)
     );
     script.add(&sql);
     Ok(())
 }
 
-async fn insert_specs(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+async fn insert_specs(runs: &[&PreparedRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     let mut values = script.begin().await?;
     for run in runs {
         values.bind(&run.name)?.bind(&run.spec)?;
@@ -130,12 +201,12 @@ async fn insert_specs(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<()
     Ok(())
 }
 
-async fn insert_metadata(runs: &[&CreateRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
-    let labels: Vec<_> = runs.iter().flat_map(|run| run.metadata.iter().map(move |label| (run, label))).collect();
+async fn insert_metadata(runs: &[&PreparedRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+    let labels: Vec<_> = runs.iter().flat_map(|new| new.run.metadata.iter().map(move |label| (new, label))).collect();
     for labels in portions(&labels, ROWS_PER_STATEMENT) {
         let mut values = script.begin().await?;
-        for (run, (key, value)) in labels {
-            values.bind(&run.tenant)?.bind(key.as_str())?.bind(value.as_str())?.bind(&run.name)?;
+        for (new, (key, value)) in labels {
+            values.bind(new.run.tenant.as_str())?.bind(key.as_str())?.bind(value.as_str())?.bind(&new.name)?;
         }
         let rows = rows(labels.len(), 4);
         script.add(&format!("INSERT INTO run_metadata (tenant, key, value, run) VALUES {rows}"));

@@ -2,7 +2,9 @@
 
 mod claim;
 mod create;
+mod erase;
 mod error;
+mod key;
 mod open;
 mod read;
 mod script;
@@ -10,25 +12,35 @@ mod step;
 mod write;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
 
 use self::writer::Writer;
-use super::{ClaimedRun, CommitObserver, Committed, NewRun, RunFilter, StepCommit, Store, StoreError};
+use super::{
+    ClaimedRun, CommitObserver, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit, Store,
+    StoreError, WorkerId,
+};
 use crate::config::StoreConfig;
-use crate::domain::{Event, Message, Run, RunId, Seq, TenantId, Timestamp};
+use crate::domain::{Event, InboxItem, InboxNumber, Message, Run, RunId, Seq, TenantId, Timestamp};
 
 /// A database file held by this process.
 pub struct SqliteStore {
     writer: Writer,
     readers: SqlitePool,
+    worker: WorkerId,
 }
 
 impl SqliteStore {
     /// Opens the file, creates what it lacks, and takes it for this process alone. `observer` is told of every commit.
-    pub async fn open(config: &StoreConfig, observer: Arc<dyn CommitObserver>) -> Result<Self, StoreError> {
+    /// `worker` names this process.
+    pub async fn open(
+        config: &StoreConfig,
+        worker: WorkerId,
+        observer: Arc<dyn CommitObserver>,
+    ) -> Result<Self, StoreError> {
         let opened = open::open(config).await?;
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let cores = u32::try_from(cores).unwrap_or(u32::MAX);
@@ -44,14 +56,18 @@ impl SqliteStore {
             .await
             .map_err(error::store_error)?;
         let writer = Writer::start(opened, config.durability, observer);
-        Ok(Self { writer, readers })
+        Ok(Self { writer, readers, worker })
+    }
+
+    fn worker(&self) -> String {
+        self.worker.as_str().to_owned()
     }
 }
 
 #[async_trait]
 impl Store for SqliteStore {
-    async fn create_run(&self, new: NewRun) -> Result<Vec<Event>, StoreError> {
-        self.writer.write(create::CreateRun::new(new)?).await
+    async fn create_run(&self, new: NewRun) -> Result<Created, StoreError> {
+        self.writer.write(create::CreateRun::new(new, self.worker.as_str())?).await
     }
 
     async fn run(&self, tenant: &TenantId, id: RunId) -> Result<Option<Run>, StoreError> {
@@ -82,20 +98,29 @@ impl Store for SqliteStore {
         read::transcript(&self.readers, tenant, id).await
     }
 
-    async fn claim_queued(&self, limit: u32, now: Timestamp) -> Result<Vec<ClaimedRun>, StoreError> {
-        self.writer.write(claim::ClaimQueued { limit, now }).await
+    async fn claim(&self, limit: u32, now: Timestamp) -> Result<Vec<ClaimedRun>, StoreError> {
+        self.writer.write(claim::Claim { limit, now, worker: self.worker() }).await
+    }
+
+    async fn renew_lease(&self) -> Result<(), StoreError> {
+        // Whoever has the file has its runs.
+        Ok(())
+    }
+
+    async fn release(&self) -> Result<(), StoreError> {
+        self.writer.write(claim::Release { worker: self.worker() }).await
+    }
+
+    async fn held(&self) -> Result<Vec<(TenantId, RunId)>, StoreError> {
+        read::held(&self.readers, self.worker.as_str()).await
     }
 
     async fn load(&self, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError> {
         read::load(&self.readers, tenant, id).await
     }
 
-    async fn claim_interrupted(&self) -> Result<Vec<ClaimedRun>, StoreError> {
-        self.writer.write(claim::ClaimInterrupted).await
-    }
-
     async fn reclaim(&self, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError> {
-        self.writer.write(claim::Reclaim { tenant: tenant.clone(), id }).await
+        self.writer.write(claim::Reclaim { tenant: tenant.clone(), id, worker: self.worker() }).await
     }
 
     async fn commit_step(&self, commit: StepCommit) -> Result<Committed, StoreError> {
@@ -116,8 +141,50 @@ impl Store for SqliteStore {
         self.writer.write(write::RequestCancel { tenant: tenant.clone(), id, at }).await
     }
 
+    async fn post(&self, post: Post) -> Result<Option<Run>, StoreError> {
+        self.writer.write(write::PostItem::new(post)?).await
+    }
+
+    async fn inbox(&self, id: RunId, after: InboxNumber) -> Result<Vec<(InboxNumber, InboxItem)>, StoreError> {
+        read::inbox(&self.readers, id, after).await
+    }
+
+    async fn relabel(
+        &self,
+        tenant: &TenantId,
+        id: RunId,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Option<Run>, StoreError> {
+        self.writer.write(write::Relabel { tenant: tenant.clone(), id, metadata: metadata.clone() }).await
+    }
+
+    async fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<(TenantId, RunId)>, StoreError> {
+        read::due(&self.readers, now, limit).await
+    }
+
+    async fn kept_answer(
+        &self,
+        tenant: &TenantId,
+        key: &str,
+        now: Timestamp,
+    ) -> Result<Option<KeptAnswer>, StoreError> {
+        key::find(&self.readers, tenant, key, now).await.map_err(error::store_error)
+    }
+
+    async fn erase(&self, tenant: &TenantId, id: RunId, now: Timestamp) -> Result<Erasure, StoreError> {
+        self.writer.write(erase::Erase { tenant: tenant.clone(), id, now }).await
+    }
+
+    async fn is_erased(&self, tenant: &TenantId, id: RunId) -> Result<bool, StoreError> {
+        read::is_erased(&self.readers, tenant, id).await
+    }
+
+    async fn sweep(&self, finished_before: Option<Timestamp>, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
+        self.writer.write(erase::Sweep { finished_before, now, limit }).await
+    }
+
     async fn queued(&self) -> Result<u64, StoreError> {
-        read::queued(&self.readers).await
+        read::queued(&self.readers, self.worker.as_str()).await
     }
 
     async fn health(&self) -> Result<(), StoreError> {

@@ -7,12 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
-use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, Row, SqlSafeStr, SqliteConnection};
+use sqlx::{ConnectOptions, Connection, Row, SqliteConnection};
 
 use crate::config::{Durability, StoreConfig};
-use crate::store::StoreError;
+use crate::store::{StoreError, schema};
 
 /// Older engines can corrupt a database in WAL mode when two connections write or checkpoint at once
 /// (<https://sqlite.org/wal.html#the_wal_reset_bug>).
@@ -22,14 +21,14 @@ const OLDEST_ENGINE: [u32; 3] = [3, 51, 3];
 /// it stays below a second until a caller hears that the database is not to be had; a step of a run waits longer, by
 /// being handed in again.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long the lock of another process is waited for, and how often it is tried.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_LOOK: Duration = Duration::from_millis(20);
 /// How long a read waits for a connection.
 pub(super) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The WAL file is cut back to this after a checkpoint, in bytes.
 const WAL_SIZE_LIMIT: &str = "67108864";
-
-/// Every schema change, in order: number, name, SQL.
-const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "runs", include_str!("../../../migrations/sqlite/0001_runs.sql"))];
 
 /// An open database that belongs to this process.
 #[derive(Debug)]
@@ -46,8 +45,8 @@ pub(super) struct Opened {
 
 /// Opens the database that the settings name.
 pub(super) async fn open(config: &StoreConfig) -> Result<Opened, StoreError> {
-    let path = create_file(&path_of(&config.url)?)?;
-    let lock = FileLock::take(&path)?;
+    let path = create_file(&path_of(config.url.expose())?)?;
+    let lock = FileLock::take(&path).await?;
     let base = SqliteConnectOptions::new()
         .filename(&path)
         .busy_timeout(BUSY_TIMEOUT)
@@ -63,7 +62,9 @@ pub(super) async fn open(config: &StoreConfig) -> Result<Opened, StoreError> {
         .clone()
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(synchronous)
-        .pragma("journal_size_limit", WAL_SIZE_LIMIT);
+        .pragma("journal_size_limit", WAL_SIZE_LIMIT)
+        // What is erased is erased.
+        .pragma("secure_delete", "ON");
     let mut connection = writing.connect().await.map_err(|error| cannot_open(&path, &error))?;
     let version = sqlx::query("SELECT sqlite_version()").fetch_one(&mut connection).await;
     let version: String = version.and_then(|row| row.try_get(0)).map_err(|error| cannot_open(&path, &error))?;
@@ -93,10 +94,11 @@ fn cannot_open(path: &Path, error: &sqlx::Error) -> StoreError {
 }
 
 fn path_of(url: &str) -> Result<PathBuf, StoreError> {
-    let refuse = |why: &str| Err(unusable(format!("[store] url is `{url}`: {why}; expected `sqlite:PATH`")));
     let Some(rest) = url.strip_prefix("sqlite:") else {
-        return refuse("this version stores runs in SQLite only");
+        // Other addresses may hold a password.
+        return Err(unusable("[store] url names no SQLite database; expected `sqlite:PATH`"));
     };
+    let refuse = |why: &str| Err(unusable(format!("[store] url is `{url}`: {why}; expected `sqlite:PATH`")));
     let path = rest.strip_prefix("//").unwrap_or(rest);
     if path.is_empty() || path.contains('\0') {
         return refuse("it names no file");
@@ -139,7 +141,9 @@ pub(super) struct FileLock {
 }
 
 impl FileLock {
-    fn take(database: &Path) -> Result<Self, StoreError> {
+    /// A process that was killed may leave a child behind which was about to start a command, and holds what its parent
+    /// held until it does: so there are a few attempts.
+    async fn take(database: &Path) -> Result<Self, StoreError> {
         let mut path = database.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
@@ -152,7 +156,16 @@ impl FileLock {
             .mode(0o600)
             .open(&path)
             .map_err(failed)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        let begun = tokio::time::Instant::now();
+        let locked = loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < LOCK_PATIENCE => {
+                    tokio::time::sleep(LOCK_LOOK).await;
+                }
+                locked => break locked,
+            }
+        };
+        match locked {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut text = String::new();
@@ -224,27 +237,9 @@ async fn check_pragmas(
 }
 
 async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), StoreError> {
-    let migrations = MIGRATIONS.map(|(version, name, sql)| {
-        Migration::new(version, name.into(), MigrationType::Simple, sql.into_sql_str(), false)
-    });
-    let newest = MIGRATIONS.map(|(version, ..)| version).into_iter().max().unwrap_or(0);
     // `run` would do, were its future `Send` for a borrowed connection.
-    let outcome = Migrator::with_migrations(migrations.into()).run_direct(None, connection, false).await;
-    outcome.map_err(|error| {
-        unusable(match error {
-            MigrateError::VersionMissing(version) => format!(
-                "the database {} has schema version {version} and this version of hames knows {newest}: start the \
-                 version that wrote it, or choose another [store] url",
-                path.display()
-            ),
-            MigrateError::VersionMismatch(version) => format!(
-                "schema version {version} of the database {} is not the one of this version of hames: it was made by \
-                 an unreleased build; choose another [store] url",
-                path.display()
-            ),
-            other => format!("cannot bring the schema of {} up to date: {other}", path.display()),
-        })
-    })
+    let outcome = schema::SQLITE.migrator().run_direct(None, connection, false).await;
+    outcome.map_err(|error| schema::SQLITE.refusal(&error, &path.display().to_string()))
 }
 
 /// Closes a connection that is given up; what goes wrong then is logged, for it can change nothing.
@@ -268,14 +263,14 @@ mod tests {
             assert_eq!(path_of(url).unwrap(), PathBuf::from(path));
         }
         for (url, why) in [
-            ("postgres://localhost/h", "this version stores runs in SQLite only"),
-            ("hames.db", "this version stores runs in SQLite only"),
-            ("sqlite:", "it names no file"),
-            ("sqlite::memory:", "a database in memory"),
-            ("sqlite:h.db?mode=rwc", "parameters are not supported"),
+            ("postgres://localhost/h", "names no SQLite database"),
+            ("hames.db", "names no SQLite database"),
+            ("sqlite:", "`sqlite:`: it names no file"),
+            ("sqlite::memory:", "`sqlite::memory:`: a database in memory"),
+            ("sqlite:h.db?mode=rwc", "`sqlite:h.db?mode=rwc`: parameters are not supported"),
         ] {
             let error = path_of(url).unwrap_err().to_string();
-            assert!(error.contains(why) && error.contains(url), "{error}");
+            assert!(error.contains(why), "{error}");
         }
     }
 
@@ -319,21 +314,5 @@ mod tests {
             let error = check(options, durability).await.unwrap_err();
             assert!(error.contains(expected) && error.contains("test.db"), "{error}");
         }
-    }
-
-    #[test]
-    fn every_migration_file_is_embedded() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations/sqlite");
-        let mut files: Vec<(String, String)> = std::fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .map(|path| {
-                (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read_to_string(path).unwrap())
-            })
-            .collect();
-        files.sort();
-        let embedded =
-            MIGRATIONS.map(|(version, name, sql)| (format!("{version:04}_{name}.sql"), sql.to_owned())).to_vec();
-        assert_eq!(embedded, files);
     }
 }

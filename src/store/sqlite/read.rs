@@ -1,11 +1,11 @@
 //! Reading: short statements, each on its own, from connections that cannot write.
 
-use sqlx::sqlite::{SqlitePool, SqliteRow};
+use sqlx::sqlite::{SqliteExecutor, SqlitePool, SqliteRow};
 use sqlx::{QueryBuilder, Row, Sqlite, SqliteConnection};
 
 use super::claim::{self, select_claimable};
 use super::error::store_error;
-use crate::domain::{Event, Message, Run, RunId, Seq, TenantId};
+use crate::domain::{Event, InboxItem, InboxNumber, Message, Run, RunId, Seq, TenantId, Timestamp};
 use crate::store::row::{self, Cells, run_columns};
 use crate::store::transcript::{self, transcript_kinds};
 use crate::store::{ClaimedRun, RunFilter, StoreError};
@@ -89,6 +89,9 @@ fn list_statement(tenant: &TenantId, filter: &RunFilter, before: Option<RunId>, 
     if let Some(agent) = &filter.agent {
         sql.push(" AND agent = ").push_bind(agent.clone());
     }
+    if let Some(thread) = &filter.thread {
+        sql.push(" AND thread = ").push_bind(thread.clone());
+    }
     for (key, value) in &filter.metadata {
         sql.push(" AND id IN (SELECT run FROM run_metadata WHERE tenant = ").push_bind(tenant.as_str().to_owned());
         sql.push(" AND key = ").push_bind(key.clone());
@@ -128,20 +131,85 @@ pub(super) async fn transcript(
     id: RunId,
 ) -> Result<Option<Vec<Message>>, StoreError> {
     let mut connection = pool.acquire().await.map_err(store_error)?;
-    let found = sqlx::query(
-        "SELECT (SELECT spec FROM run_specs WHERE run = runs.id) AS spec FROM runs WHERE id = ? AND tenant = ?",
-    )
-    .bind(id.to_string())
-    .bind(tenant.as_str())
-    .fetch_optional(&mut *connection)
-    .await
-    .map_err(store_error)?;
+    let found = sqlx::query("SELECT continues FROM runs WHERE id = ? AND tenant = ?")
+        .bind(id.to_string())
+        .bind(tenant.as_str())
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(store_error)?;
     let Some(found) = found else { return Ok(None) };
-    let text = found.optional_text("spec").map_err(store_error)?;
-    let mut messages = row::spec(text.as_deref(), id)?.input;
-    // The spec never changes and the log only grows, so two statements see one transcript.
-    messages.extend(logged_messages(&mut connection, id).await.map_err(store_error)??);
+    let continues = found.optional_run_id("continues").map_err(store_error)?;
+    let mut messages = history(&mut connection, continues).await.map_err(store_error)??;
+    messages.extend(own_messages(&mut connection, id).await.map_err(store_error)??.unwrap_or_default());
     Ok(Some(messages))
+}
+
+/// All that was said in a run and in those before it that it continues. The outer error is the database's, the inner
+/// one says what is unreadable. What was erased is left out.
+pub(super) async fn history(
+    connection: &mut SqliteConnection,
+    newest: Option<RunId>,
+) -> Result<Result<Vec<Message>, StoreError>, sqlx::Error> {
+    let mut chain = Vec::new();
+    let mut next = newest;
+    while let Some(id) = next {
+        chain.push(id);
+        let row = sqlx::query("SELECT continues FROM runs WHERE id = ?")
+            .bind(id.to_string())
+            .fetch_optional(&mut *connection)
+            .await?;
+        next = match row {
+            Some(row) => row.optional_run_id("continues")?,
+            None => None,
+        };
+    }
+    let mut messages = Vec::new();
+    for id in chain.into_iter().rev() {
+        match own_messages(connection, id).await? {
+            Ok(own) => messages.extend(own.unwrap_or_default()),
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+    Ok(Ok(messages))
+}
+
+/// The input of a run and what was said in it; `None` when it is erased.
+async fn own_messages(
+    connection: &mut SqliteConnection,
+    id: RunId,
+) -> Result<Result<Option<Vec<Message>>, StoreError>, sqlx::Error> {
+    let row = sqlx::query("SELECT spec FROM run_specs WHERE run = ?")
+        .bind(id.to_string())
+        .fetch_optional(&mut *connection)
+        .await?;
+    let Some(row) = row else { return Ok(Ok(None)) };
+    let mut messages = match row::spec(row.optional_text("spec")?.as_deref(), id) {
+        Ok(spec) => spec.input,
+        Err(error) => return Ok(Err(error)),
+    };
+    // The spec never changes and the log only grows, so two statements see one transcript.
+    Ok(logged_messages(connection, id).await?.map(|logged| {
+        messages.extend(logged);
+        Some(messages)
+    }))
+}
+
+/// Events of a run numbered above `after`, in order; at most `limit`.
+pub(super) async fn log(
+    executor: impl SqliteExecutor<'_>,
+    run: RunId,
+    after: i64,
+    limit: i64,
+) -> Result<Vec<Event>, sqlx::Error> {
+    let rows =
+        sqlx::query("SELECT seq, time, kind, body FROM run_events WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?")
+            .bind(run.to_string())
+            .bind(after)
+            .bind(limit)
+            .fetch_all(executor)
+            .await?;
+    let read = |row| row::event(row, run).map_err(|error| sqlx::Error::Decode(error.into()));
+    rows.iter().map(read).collect()
 }
 
 /// The transcript without the input. The outer error is the database's, the inner one says what is unreadable.
@@ -176,10 +244,64 @@ pub(super) async fn load(pool: &SqlitePool, tenant: &TenantId, id: RunId) -> Res
     }
 }
 
-pub(super) async fn queued(pool: &SqlitePool) -> Result<u64, StoreError> {
-    let row = sqlx::query("SELECT COUNT(*) AS queued FROM runs WHERE status = 'queued'")
-        .fetch_one(pool)
+pub(super) async fn queued(pool: &SqlitePool, worker: &str) -> Result<u64, StoreError> {
+    let row = sqlx::query(
+        "SELECT (SELECT COUNT(*) FROM runs WHERE status = 'queued') \
+         + (SELECT COUNT(*) FROM runs WHERE status = 'running' AND worker IS NOT ?) AS queued",
+    )
+    .bind(worker)
+    .fetch_one(pool)
+    .await
+    .map_err(store_error)?;
+    u64::try_from(row.integer("queued").map_err(store_error)?).map_err(|error| StoreError::Failed(error.into()))
+}
+
+pub(super) async fn inbox(
+    pool: &SqlitePool,
+    id: RunId,
+    after: InboxNumber,
+) -> Result<Vec<(InboxNumber, InboxItem)>, StoreError> {
+    let rows = sqlx::query("SELECT number, item FROM run_inbox WHERE run = ? AND number > ? ORDER BY number")
+        .bind(id.to_string())
+        .bind(row::signed(after)?)
+        .fetch_all(pool)
         .await
         .map_err(store_error)?;
-    u64::try_from(row.integer("queued").map_err(store_error)?).map_err(|error| StoreError::Failed(error.into()))
+    rows.iter().map(|row| row::inbox_item(row, id)).collect()
+}
+
+pub(super) async fn held(pool: &SqlitePool, worker: &str) -> Result<Vec<(TenantId, RunId)>, StoreError> {
+    let rows = sqlx::query("SELECT tenant, id FROM runs WHERE status = 'running' AND worker = ?")
+        .bind(worker)
+        .fetch_all(pool)
+        .await
+        .map_err(store_error)?;
+    rows.iter().map(named).collect()
+}
+
+pub(super) async fn due(pool: &SqlitePool, now: Timestamp, limit: u32) -> Result<Vec<(TenantId, RunId)>, StoreError> {
+    let rows = sqlx::query(
+        "SELECT tenant, id FROM runs WHERE status = 'waiting' AND (waiting_until <= ? OR cancel_requested_at NOTNULL) \
+         ORDER BY waiting_until LIMIT ?",
+    )
+    .bind(now.as_millis())
+    .bind(limit)
+    .fetch_all(pool)
+    .await
+    .map_err(store_error)?;
+    rows.iter().map(named).collect()
+}
+
+fn named(row: &SqliteRow) -> Result<(TenantId, RunId), StoreError> {
+    Ok((TenantId::new(row.text("tenant").map_err(store_error)?), row.run_id("id").map_err(store_error)?))
+}
+
+pub(super) async fn is_erased(pool: &SqlitePool, tenant: &TenantId, id: RunId) -> Result<bool, StoreError> {
+    let row = sqlx::query("SELECT 1 FROM erased_runs WHERE run = ? AND tenant = ?")
+        .bind(id.to_string())
+        .bind(tenant.as_str())
+        .fetch_optional(pool)
+        .await
+        .map_err(store_error)?;
+    Ok(row.is_some())
 }

@@ -6,55 +6,26 @@ use async_trait::async_trait;
 use sqlx::SqliteConnection;
 use sqlx::sqlite::SqliteRow;
 
+use super::key;
+use super::read::log;
 use super::script::{Script, portions, rows};
-use super::write::{Appended, count, size};
+use super::write::{Appended, size};
 use super::writer::Write;
-use crate::domain::{EncodedBody, Generation, RunId, Timestamp};
-use crate::store::row::{self, Cells, StatusColumns};
-use crate::store::{Committed, StepCommit, StoreError};
+use crate::domain::{RunId, TenantId};
+use crate::store::prepared::{PreparedStep, Standing, Told, standing_columns};
+use crate::store::row::{self, Cells, run_columns};
+use crate::store::{Committed, KeyUse, StepCommit, StoreError};
 
 /// Most rows of one statement.
 const ROWS_PER_STATEMENT: usize = 32;
 
 /// Commits one step.
-pub(super) struct CommitStep {
-    run: RunId,
-    name: String,
-    generation: Generation,
-    fence: i64,
-    time: Timestamp,
-    status: StatusColumns,
-    cancel_requested_at: Option<i64>,
-    steps: u32,
-    tool_calls: u32,
-    usage: String,
-    state: Option<String>,
-    events: Vec<EncodedBody>,
-}
+pub(super) struct CommitStep(PreparedStep);
 
 impl CommitStep {
     pub(super) fn new(commit: StepCommit) -> Result<Self, StoreError> {
-        Ok(Self {
-            run: commit.run,
-            name: commit.run.to_string(),
-            generation: commit.generation,
-            fence: row::signed(commit.generation)?,
-            time: commit.time,
-            status: StatusColumns::of(&commit.status)?,
-            cancel_requested_at: commit.cancel_requested_at.map(Timestamp::as_millis),
-            steps: commit.steps,
-            tool_calls: commit.tool_calls,
-            usage: row::encode(&commit.usage)?,
-            state: commit.state,
-            events: commit.events,
-        })
+        Ok(Self(PreparedStep::new(commit)?))
     }
-}
-
-/// A row that took a step.
-struct Taken {
-    last_seq: i64,
-    cancel_requested_at: Option<Timestamp>,
 }
 
 #[async_trait]
@@ -62,39 +33,55 @@ impl Write for CommitStep {
     type Output = Committed;
 
     fn bytes(&self) -> usize {
-        self.state.as_ref().map_or(0, String::len)
-            + self.status.ending.as_ref().map_or(0, String::len)
-            + size(&self.events)
+        let Self(step) = self;
+        step.state.as_ref().map_or(0, String::len)
+            + step.status.ending.as_ref().map_or(0, String::len)
+            + size(&step.events)
     }
 
     async fn apply_all(
         steps: &[&Self],
         script: &mut Script<'_>,
     ) -> Result<Vec<Result<Committed, StoreError>>, sqlx::Error> {
-        if let [step] = steps {
-            return Ok(vec![step.commit_alone(script).await?]);
+        if let [Self(step)] = steps
+            && step.key.is_none()
+        {
+            return Ok(vec![commit_alone(step, script).await?]);
         }
         let mut answers: Vec<_> = steps.iter().map(|_| None).collect();
+        for (Self(step), answer) in steps.iter().zip(&mut answers) {
+            if let Some(key) = &step.key {
+                *answer = Some(commit_with_key(step, key, script).await?);
+            }
+        }
         let mut appended = Appended::default();
-        let mut left: Vec<(&&Self, &mut Option<_>)> = steps.iter().zip(&mut answers).collect();
-        // One statement has one step of a run; a second one is of a worker that lost it, or took it.
+        let mut left: Vec<(&PreparedStep, &mut Option<_>)> =
+            steps.iter().map(|Self(step)| step).zip(&mut answers).filter(|(_, answer)| answer.is_none()).collect();
+        // One statement has one step of a run; a second one is of a worker that lost it, or took it, or asks again.
         while !left.is_empty() {
             let mut runs = HashSet::new();
             let (now, later): (Vec<_>, Vec<_>) = left.into_iter().partition(|(step, _)| runs.insert(step.run));
             left = later;
             let mut taken = HashMap::new();
             for portion in portions(&now, ROWS_PER_STATEMENT) {
-                let steps: Vec<&Self> = portion.iter().map(|(step, _)| **step).collect();
+                let steps: Vec<&PreparedStep> = portion.iter().map(|(step, _)| *step).collect();
                 update(&steps, &mut taken, script).await?;
             }
             for (step, answer) in now {
                 *answer = Some(match taken.remove(&step.run) {
-                    Some(row) => {
-                        let before = row.last_seq - count(&step.events);
-                        let events = appended.number(step.run, before, step.time, &step.events)?;
-                        Ok(Committed { events, cancel_requested_at: row.cancel_requested_at })
+                    Some(told) => {
+                        let committed = step.committed(&told);
+                        appended.add(&committed.events);
+                        if step.inbox_read > 0 {
+                            clear_inbox(step, script).await?;
+                        }
+                        Ok(committed)
                     }
-                    None => Err(step.refusal(script.connection().await?).await?),
+                    None => {
+                        // What the step is compared with has to be there.
+                        std::mem::take(&mut appended).insert(script).await?;
+                        not_taken(step, script.connection().await?).await?
+                    }
                 });
             }
         }
@@ -105,19 +92,19 @@ impl Write for CommitStep {
 
 /// Brings the rows up to these steps, each of another run, and notes which took theirs.
 async fn update(
-    steps: &[&CommitStep],
-    taken: &mut HashMap<RunId, Taken>,
+    steps: &[&PreparedStep],
+    taken: &mut HashMap<RunId, Told>,
     script: &mut Script<'_>,
 ) -> Result<(), sqlx::Error> {
     add_update(steps, script).await?;
     for row in script.fetch_all().await? {
         let id = row::run_id(&row, "id").map_err(|error| sqlx::Error::Decode(error.into()))?;
-        taken.insert(id, Taken::read(&row)?);
+        taken.insert(id, Told::read(&row)?);
     }
     Ok(())
 }
 
-async fn add_update(steps: &[&CommitStep], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+async fn add_update(steps: &[&PreparedStep], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     let mut values = script.begin().await?;
     for step in steps {
         values
@@ -126,76 +113,121 @@ async fn add_update(steps: &[&CommitStep], script: &mut Script<'_>) -> Result<()
             .bind(step.status.status)?
             .bind(step.status.started_at)?
             .bind(step.status.deadline_at)?
+            .bind(step.status.time_left_ms)?
+            .bind(step.status.waiting_until)?
             .bind(step.status.finished_at)?
+            .bind(step.status.pending.as_deref())?
             .bind(step.status.ending.as_deref())?
             .bind(i64::from(step.steps))?
             .bind(i64::from(step.tool_calls))?
             .bind(&step.usage)?
+            .bind(i64::from(step.crashes))?
+            .bind(step.all_read())?
             .bind(step.state.as_deref())?
-            .bind(count(&step.events))?
+            .bind(step.before)?
+            .bind(step.count())?
             .bind(step.cancel_requested_at)?;
     }
     script.add(&format!(
-        "WITH step (id, generation, status, started_at, deadline_at, finished_at, ending, steps, tool_calls, usage, \
-         state, events, cancel_requested_at) AS (VALUES {}) \
+        "WITH step (id, generation, status, started_at, deadline_at, time_left_ms, waiting_until, finished_at, \
+         pending, ending, steps, tool_calls, usage, crashes, all_read, state, before, events, cancel_requested_at) \
+         AS (VALUES {}) \
          UPDATE runs SET status = step.status, started_at = step.started_at, deadline_at = step.deadline_at, \
-         finished_at = step.finished_at, ending = step.ending, steps = step.steps, tool_calls = step.tool_calls, \
-         usage = step.usage, state = step.state, last_seq = last_seq + step.events \
+         time_left_ms = step.time_left_ms, waiting_until = step.waiting_until, finished_at = step.finished_at, \
+         pending = step.pending, ending = step.ending, steps = step.steps, tool_calls = step.tool_calls, \
+         usage = step.usage, crashes = step.crashes, state = step.state, last_seq = last_seq + step.events, \
+         worker = iif(step.status = 'running', worker, NULL), \
+         generation = runs.generation + (step.status IN ('queued', 'waiting')) \
          FROM step WHERE runs.id = step.id AND runs.generation = step.generation AND runs.finished_at IS NULL \
+         AND runs.last_seq = step.before \
          AND (step.finished_at IS NULL OR runs.cancel_requested_at IS step.cancel_requested_at) \
-         RETURNING id, last_seq, cancel_requested_at",
-        rows(steps.len(), 13)
+         AND (step.all_read IS NULL OR runs.inbox = step.all_read) \
+         RETURNING id, cancel_requested_at, inbox",
+        rows(steps.len(), 19)
     ));
     Ok(())
 }
 
-impl Taken {
-    fn read(row: &SqliteRow) -> Result<Self, sqlx::Error> {
-        let cancel_requested_at = row.optional_integer("cancel_requested_at")?.map(Timestamp::from_millis);
-        Ok(Self { last_seq: row.integer("last_seq")?, cancel_requested_at })
+/// Removes what the run has taken in.
+async fn clear_inbox(step: &PreparedStep, script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+    script.begin().await?.bind(&step.name)?.bind(step.inbox_read)?;
+    script.add("DELETE FROM run_inbox WHERE run = ? AND number <= ?");
+    Ok(())
+}
+
+/// Does it in one trip: each statement does what it does if the one before it did.
+async fn commit_alone(
+    step: &PreparedStep,
+    script: &mut Script<'_>,
+) -> Result<Result<Committed, StoreError>, sqlx::Error> {
+    add_update(&[step], script).await?;
+    if !step.events.is_empty() {
+        let mut values = script.begin().await?;
+        for (event, body) in (1..).zip(&step.events) {
+            let seq = step.before.saturating_add(event);
+            values.bind(seq)?.bind(step.time.as_millis())?.bind(body.kind.as_str())?.bind(&body.json[..])?;
+        }
+        values.bind(&step.name)?;
+        script.add(&format!(
+            "INSERT INTO run_events (run, seq, time, kind, body) \
+             SELECT id, column1, column2, column3, column4 FROM runs, (VALUES {}) WHERE id = ? AND changes() > 0",
+            rows(step.events.len(), 4)
+        ));
+    }
+    if step.inbox_read > 0 {
+        // It has no rows, so the answer is still that of the update.
+        script.begin().await?.bind(&step.name)?.bind(step.inbox_read)?;
+        script.add("DELETE FROM run_inbox WHERE run = ? AND number <= ? AND changes() > 0");
+    }
+    match script.fetch_last().await?.pop() {
+        Some(row) => Ok(Ok(step.committed(&Told::read(&row)?))),
+        None => not_taken(step, script.connection().await?).await,
     }
 }
 
-impl CommitStep {
-    /// Does it in one trip: its events are numbered by the database, if its row took it.
-    async fn commit_alone(&self, script: &mut Script<'_>) -> Result<Result<Committed, StoreError>, sqlx::Error> {
-        add_update(&[self], script).await?;
-        if !self.events.is_empty() {
-            let mut values = script.begin().await?;
-            for (following, body) in (0..count(&self.events)).rev().zip(&self.events) {
-                values.bind(following)?.bind(self.time.as_millis())?.bind(body.kind.as_str())?.bind(&body.json[..])?;
-            }
-            values.bind(&self.name)?;
-            script.add(&format!(
-                "INSERT INTO run_events (run, seq, time, kind, body) \
-                 SELECT id, last_seq - column1, column2, column3, column4 FROM runs, (VALUES {}) \
-                 WHERE id = ? AND changes() > 0",
-                rows(self.events.len(), 4)
-            ));
-        }
-        let Some(row) = script.fetch_last().await?.pop() else {
-            return Ok(Err(self.refusal(script.connection().await?).await?));
-        };
-        let row = Taken::read(&row)?;
-        let before = row.last_seq - count(&self.events);
-        let events = Appended::default().number(self.run, before, self.time, &self.events)?;
-        Ok(Ok(Committed { events, cancel_requested_at: row.cancel_requested_at }))
+/// Does it if its key is not taken, and keeps the run as it then stands under the key.
+async fn commit_with_key(
+    step: &PreparedStep,
+    key: &KeyUse,
+    script: &mut Script<'_>,
+) -> Result<Result<Committed, StoreError>, sqlx::Error> {
+    let connection = script.connection().await?;
+    let row =
+        sqlx::query("SELECT tenant FROM runs WHERE id = ?").bind(&step.name).fetch_optional(&mut *connection).await?;
+    let Some(row) = row else { return not_taken(step, connection).await };
+    if let Some(kept) = key::taken(connection, &TenantId::new(row.text("tenant")?), key).await? {
+        return Ok(Err(StoreError::KeyTaken(kept)));
     }
+    let mut taken = HashMap::new();
+    update(&[step], &mut taken, script).await?;
+    let Some(told) = taken.remove(&step.run) else {
+        return not_taken(step, script.connection().await?).await;
+    };
+    let committed = step.committed(&told);
+    let mut appended = Appended::default();
+    appended.add(&committed.events);
+    appended.insert(script).await?;
+    clear_inbox(step, script).await?;
+    let connection = script.connection().await?;
+    let stored = sqlx::query(concat!("SELECT ", run_columns!(), " FROM runs WHERE id = ?"))
+        .bind(&step.name)
+        .fetch_one(&mut *connection)
+        .await?;
+    let run = row::run(&stored).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    key::keep(connection, key, &run).await?;
+    Ok(Ok(committed))
+}
 
-    /// Why no row took the step.
-    async fn refusal(&self, connection: &mut SqliteConnection) -> Result<StoreError, sqlx::Error> {
-        let requested =
-            sqlx::query("SELECT cancel_requested_at FROM runs WHERE id = ? AND generation = ? AND finished_at IS NULL")
-                .bind(&self.name)
-                .bind(self.fence)
-                .fetch_optional(&mut *connection)
-                .await?
-                .map(|row| row.optional_integer("cancel_requested_at"))
-                .transpose()?
-                .flatten();
-        Ok(match requested {
-            Some(at) => StoreError::CancelRequested { run: self.run, at: Timestamp::from_millis(at) },
-            None => StoreError::Fenced { run: self.run, generation: self.generation },
-        })
-    }
+/// What a step has met that no row took.
+async fn not_taken(
+    step: &PreparedStep,
+    connection: &mut SqliteConnection,
+) -> Result<Result<Committed, StoreError>, sqlx::Error> {
+    let row = sqlx::query(concat!("SELECT ", standing_columns!(), " FROM runs WHERE id = ?"))
+        .bind(&step.name)
+        .fetch_optional(&mut *connection)
+        .await?;
+    let standing = row.map(|row: SqliteRow| Standing::read(&row)).transpose()?;
+    let logged = log(connection, step.run, step.before, step.count()).await?;
+    Ok(step.not_taken(standing.as_ref(), &logged))
 }

@@ -1,12 +1,17 @@
 //! The verbs that write one thing at a time, and the events that every write of a run appends.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use sqlx::SqliteConnection;
 
+use super::key;
 use super::script::{Script, Trips, portions, rows};
 use super::writer::{Halt, Single};
-use crate::domain::{EncodedBody, Event, Run, RunId, Seq, TenantId, Timestamp};
+use crate::domain::{EncodedBody, Event, InboxItem, Run, RunId, Seq, TenantId, Timestamp};
+use crate::store::prepared::numbered;
 use crate::store::row::{self, run_columns};
+use crate::store::{Post, StoreError};
 
 /// Most events of one statement.
 const EVENTS_PER_STATEMENT: usize = 64;
@@ -27,22 +32,134 @@ impl Single for RequestCancel {
     }
 
     async fn apply(&self, connection: &mut SqliteConnection) -> Result<Option<Run>, Halt> {
-        let id = self.id.to_string();
-        sqlx::query(
-            "UPDATE runs SET cancel_requested_at = ? \
-             WHERE id = ? AND tenant = ? AND cancel_requested_at IS NULL AND finished_at IS NULL",
-        )
-        .bind(self.at.as_millis())
-        .bind(&id)
-        .bind(self.tenant.as_str())
-        .execute(&mut *connection)
+        if read_run(connection, &self.tenant, self.id).await?.is_some() {
+            request_cancel(connection, self.id, self.at).await?;
+        }
+        read_run(connection, &self.tenant, self.id).await
+    }
+}
+
+/// Stores the wish to end a run that has not ended; the first one stays.
+pub(super) async fn request_cancel(
+    connection: &mut SqliteConnection,
+    id: RunId,
+    at: Timestamp,
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "UPDATE runs SET cancel_requested_at = ? \
+         WHERE id = ? AND cancel_requested_at IS NULL AND finished_at IS NULL",
+    )
+    .bind(at.as_millis())
+    .bind(id.to_string())
+    .execute(&mut *connection)
+    .await?;
+    Ok(())
+}
+
+/// Reads a run inside the transaction.
+async fn read_run(connection: &mut SqliteConnection, tenant: &TenantId, id: RunId) -> Result<Option<Run>, Halt> {
+    let row = sqlx::query(concat!("SELECT ", run_columns!(), " FROM runs WHERE id = ? AND tenant = ?"))
+        .bind(id.to_string())
+        .bind(tenant.as_str())
+        .fetch_optional(&mut *connection)
         .await?;
-        let row = sqlx::query(concat!("SELECT ", run_columns!(), " FROM runs WHERE id = ? AND tenant = ?"))
+    Ok(row.map(|row| row::run(&row)).transpose()?)
+}
+
+/// Stores something said to a run.
+pub(super) struct PostItem {
+    post: Post,
+    item: String,
+}
+
+impl PostItem {
+    pub(super) fn new(post: Post) -> Result<Self, StoreError> {
+        Ok(Self { item: row::encode(&post.item)?, post })
+    }
+}
+
+#[async_trait]
+impl Single for PostItem {
+    type Output = Option<Run>;
+
+    fn bytes(&self) -> usize {
+        self.item.len()
+    }
+
+    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Option<Run>, Halt> {
+        let Post { tenant, run: id, item, key } = &self.post;
+        if let Some(key) = key
+            && let Some(kept) = key::taken(connection, tenant, key).await?
+        {
+            return Err(StoreError::KeyTaken(kept).into());
+        }
+        let Some(mut run) = read_run(connection, tenant, *id).await? else { return Ok(None) };
+        if run.status.is_finished() {
+            return Ok(Some(run));
+        }
+        let id = id.to_string();
+        sqlx::query("UPDATE runs SET inbox = inbox + 1 WHERE id = ?").bind(&id).execute(&mut *connection).await?;
+        sqlx::query("INSERT INTO run_inbox (run, number, item) SELECT id, inbox, ? FROM runs WHERE id = ?")
+            .bind(&self.item)
             .bind(&id)
-            .bind(self.tenant.as_str())
-            .fetch_optional(&mut *connection)
+            .execute(&mut *connection)
             .await?;
-        Ok(row.map(|row| row::run(&row)).transpose()?)
+        match item {
+            InboxItem::Message { .. } => {}
+            InboxItem::Limits { limits } => {
+                sqlx::query("UPDATE runs SET limits = ? WHERE id = ?")
+                    .bind(row::encode(limits)?)
+                    .bind(&id)
+                    .execute(&mut *connection)
+                    .await?;
+                run.limits = *limits;
+            }
+        }
+        if let Some(key) = key {
+            key::keep(connection, key, &run).await?;
+        }
+        Ok(Some(run))
+    }
+}
+
+/// Replaces the labels of a run.
+pub(super) struct Relabel {
+    pub(super) tenant: TenantId,
+    pub(super) id: RunId,
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+#[async_trait]
+impl Single for Relabel {
+    type Output = Option<Run>;
+
+    fn bytes(&self) -> usize {
+        self.metadata.iter().map(|(key, value)| key.len() + value.len()).sum()
+    }
+
+    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Option<Run>, Halt> {
+        let Some(mut run) = read_run(connection, &self.tenant, self.id).await? else { return Ok(None) };
+        if run.status.is_finished() {
+            return Ok(Some(run));
+        }
+        let id = self.id.to_string();
+        sqlx::query("UPDATE runs SET metadata = ? WHERE id = ?")
+            .bind(row::encode(&self.metadata)?)
+            .bind(&id)
+            .execute(&mut *connection)
+            .await?;
+        sqlx::query("DELETE FROM run_metadata WHERE run = ?").bind(&id).execute(&mut *connection).await?;
+        for (key, value) in &self.metadata {
+            sqlx::query("INSERT INTO run_metadata (tenant, key, value, run) VALUES (?, ?, ?, ?)")
+                .bind(self.tenant.as_str())
+                .bind(key)
+                .bind(value)
+                .bind(&id)
+                .execute(&mut *connection)
+                .await?;
+        }
+        run.metadata.clone_from(&self.metadata);
+        Ok(Some(run))
     }
 }
 
@@ -69,19 +186,9 @@ pub(super) struct Appended {
 }
 
 impl Appended {
-    /// Numbers the events of a run from `before + 1` and gives them as they will be read.
-    pub(super) fn number(
-        &mut self,
-        run: RunId,
-        before: i64,
-        time: Timestamp,
-        bodies: &[EncodedBody],
-    ) -> Result<Vec<Event>, sqlx::Error> {
-        let first = Seq::try_from(before).map_err(|error| sqlx::Error::Decode(error.into()))? + 1;
-        let events: Vec<_> =
-            bodies.iter().zip(first..).map(|(body, seq)| Event { run, seq, time, body: body.clone() }).collect();
-        self.events.extend_from_slice(&events);
-        Ok(events)
+    /// Adds events to those that are stored together.
+    pub(super) fn add(&mut self, events: &[Event]) {
+        self.events.extend_from_slice(events);
     }
 
     /// Stores them all.
@@ -113,17 +220,11 @@ pub(super) async fn append(
     time: Timestamp,
     bodies: &[EncodedBody],
 ) -> Result<(), sqlx::Error> {
-    let mut appended = Appended::default();
-    appended.number(run, before, time, bodies)?;
+    let before = Seq::try_from(before).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    let appended = Appended { events: numbered(run, before, time, bodies) };
     let mut script = Script::new(connection, Trips::Parts);
     appended.insert(&mut script).await?;
     script.flush().await
-}
-
-/// How many events there are, as a column counts them.
-pub(super) fn count(events: &[EncodedBody]) -> i64 {
-    // A slice never has more items than the type can count.
-    i64::try_from(events.len()).unwrap_or(i64::MAX)
 }
 
 /// Bytes of events.

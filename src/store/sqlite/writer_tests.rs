@@ -53,7 +53,7 @@ async fn fixture_with_busy_timeout(millis: u32) -> Fixture {
 
 fn config(folder: &TempDir) -> StoreConfig {
     let url = format!("sqlite:{}", folder.path().join("test.db").display());
-    StoreConfig { url, durability: Durability::Process }
+    StoreConfig { url: url.into(), durability: Durability::Process, ..StoreConfig::default() }
 }
 
 /// What stands in the table, read by a connection of its own.

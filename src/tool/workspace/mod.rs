@@ -90,7 +90,12 @@ impl Workspace {
             builder.recursive(true).create(parent).map_err(failed)?;
         }
         builder.recursive(false).create(&root).map_err(failed)?;
-        let config = WorkspaceConfig { writable: true, ..WorkspaceConfig::at(root) };
+        Self::scratch_again(&root)
+    }
+
+    /// Opens one that was made before.
+    pub fn scratch_again(path: &Path) -> Result<Self, WorkspaceError> {
+        let config = WorkspaceConfig { writable: true, ..WorkspaceConfig::at(path.to_owned()) };
         Self::open(&config)
     }
 

@@ -1,6 +1,6 @@
 //! The built program: what it prints and how it exits.
 
-mod program;
+pub(crate) mod program;
 mod server;
 
 use std::time::Duration;
@@ -70,9 +70,9 @@ async fn a_wrong_command_line_exits_with_2_and_wrong_settings_with_1() {
     let expected = "hames: the run was refused: --timeout, in milliseconds: 18000000 is above the server's ceiling of \
         3600000\n";
     assert_eq!((timeout.code, timeout.stderr.as_str()), (Some(1), expected));
-    let served = Program::new(["serve"]).env("HAMES_STORE__URL", "postgres://u:canary@h/d").finish().await;
-    let expected = "hames: environment variable HAMES_STORE__URL: store.url: is not a SQLite database; expected \
-        `sqlite:PATH`\n";
+    let served = Program::new(["serve"]).env("HAMES_STORE__URL", "mysql://u:canary@h/d").finish().await;
+    let expected = "hames: environment variable HAMES_STORE__URL: store.url: is no address of a database; \
+        expected `sqlite:PATH` or `postgres://USER:PASSWORD@HOST:PORT/DATABASE`\n";
     assert_eq!((served.code, served.stdout.as_str(), served.stderr.as_str()), (Some(1), "", expected));
 }
 
@@ -94,7 +94,7 @@ async fn a_run_on_a_server_is_shown_across_a_broken_connection() {
     assert_eq!((finished.code, finished.stdout, finished.stderr.as_str()), (Some(0), expected, ""));
     let request = json!({
         "agent": "demo", "input": "hi", "limits": {"timeout_ms": 5000}, "context": {"strategy": "trim"},
-        "on_repeat": "warn", "parallel_tools": "read_only", "metadata": {"k": "v"},
+        "on_busy": "reject", "on_repeat": "warn", "parallel_tools": "read_only", "metadata": {"k": "v"},
     });
     assert_eq!(server.seen(), [request]);
 }
@@ -383,6 +383,42 @@ async fn serve_stops_cleanly_on_a_signal() {
 }
 
 #[tokio::test]
+async fn health_says_whether_a_server_accepts_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut running =
+        Program::new(["serve"]).current_dir(directory.path()).env("HAMES_SERVER__BIND", "127.0.0.1:0").start().await;
+    running.wait_for_stderr("listening address=").await;
+    running.wait_for_stderr("\n").await;
+    let address = running.stderr().split("address=").nth(1).unwrap().lines().next().unwrap().trim().to_owned();
+    let url = format!("http://{address}");
+    for health in
+        [Program::new(["health", "--url", &url]), Program::new(["health"]).env("HAMES_SERVER__BIND", &address)]
+    {
+        let health = health.finish().await;
+        assert_eq!((health.code, health.stdout.as_str(), health.stderr.as_str()), (Some(0), "ready\n", ""));
+    }
+    running.terminate();
+    assert_eq!(running.finish().await.code, Some(0));
+    let gone = Program::new(["health", "--url", &url]).finish().await;
+    assert_eq!((gone.code, gone.stdout.as_str()), (Some(1), ""));
+    assert!(gone.stderr.starts_with(&format!("hames: {url}/ cannot be reached: ")), "{}", gone.stderr);
+}
+
+#[tokio::test]
+async fn health_waits_for_a_silent_server_only_so_long_and_takes_no_other_for_ours() {
+    // Connections are taken by the system and never answered.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let late = Program::new(["health", "--url", &url]).finish().await;
+    let expected = format!("hames: {url}/ gave no answer within 4 seconds");
+    assert!(late.code == Some(1) && late.stderr.starts_with(&expected), "{}", late.stderr);
+    // A server without this route.
+    let other = server(Script::default()).await;
+    let other = Program::new(["health", "--url", &other.url]).finish().await;
+    assert_eq!((other.code, other.stderr.as_str()), (Some(1), "hames: the server answered 404 Not Found\n"));
+}
+
+#[tokio::test]
 async fn serve_names_an_address_that_is_taken() {
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -427,4 +463,4 @@ async fn telemetry_is_sent_however_serve_ends() {
 }
 
 /// Longest a program may take before its test fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

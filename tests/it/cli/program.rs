@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::PATIENCE;
 
 /// What is to be started.
-pub(super) struct Program {
+pub(crate) struct Program {
     command: Command,
     input: Option<String>,
     end: End,
@@ -28,7 +28,7 @@ enum End {
 }
 
 /// A started program. Killed when dropped.
-pub(super) struct Running {
+pub(crate) struct Running {
     child: Child,
     /// Kept open.
     stdin: Option<ChildStdin>,
@@ -38,46 +38,46 @@ pub(super) struct Running {
 }
 
 /// How it ended.
-pub(super) struct Finished {
+pub(crate) struct Finished {
     /// `None` after a signal that it did not take.
-    pub(super) code: Option<i32>,
-    pub(super) stdout: String,
-    pub(super) stderr: String,
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Program {
-    pub(super) fn new<'a>(args: impl IntoIterator<Item = &'a str>) -> Self {
+    pub(crate) fn new<'a>(args: impl IntoIterator<Item = &'a str>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hames"));
         command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.kill_on_drop(true);
         Self { command, input: None, end: End::Open }
     }
 
-    pub(super) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
         self
     }
 
-    pub(super) fn current_dir(mut self, directory: impl AsRef<Path>) -> Self {
+    pub(crate) fn current_dir(mut self, directory: impl AsRef<Path>) -> Self {
         self.command.current_dir(directory);
         self
     }
 
     /// Gives it a text on standard input, which stays open.
-    pub(super) fn input(mut self, text: &str) -> Self {
+    pub(crate) fn input(mut self, text: &str) -> Self {
         self.command.stdin(Stdio::piped());
         self.input = Some(text.to_owned());
         self
     }
 
     /// Ends standard input after the text.
-    pub(super) fn closed(mut self) -> Self {
+    pub(crate) fn closed(mut self) -> Self {
         self.end = End::Closed;
         self
     }
 
     /// Starts it and waits until it took the input, but for what a pipe holds.
-    pub(super) async fn start(mut self) -> Running {
+    pub(crate) async fn start(mut self) -> Running {
         let mut child = self.command.spawn().unwrap();
         let stdout = child.stdout.take();
         let stderr = child.stderr.take().unwrap();
@@ -91,38 +91,38 @@ impl Program {
         Running { child, stdin, stdout, stderr, read: Default::default() }
     }
 
-    pub(super) async fn finish(self) -> Finished {
+    pub(crate) async fn finish(self) -> Finished {
         self.start().await.finish().await
     }
 }
 
 impl Running {
     /// Waits until it has printed this.
-    pub(super) async fn wait_for(&mut self, text: &str) {
+    pub(crate) async fn wait_for(&mut self, text: &str) {
         let stdout = self.stdout.as_mut().unwrap();
         wait_for(stdout, &mut self.read[0], text).await;
     }
 
     /// Waits until it has printed this on standard error.
-    pub(super) async fn wait_for_stderr(&mut self, text: &str) {
+    pub(crate) async fn wait_for_stderr(&mut self, text: &str) {
         wait_for(&mut self.stderr, &mut self.read[1], text).await;
     }
 
     /// What it has printed on standard error, as far as it was waited for.
-    pub(super) fn stderr(&self) -> &str {
+    pub(crate) fn stderr(&self) -> &str {
         &self.read[1]
     }
 
     /// Reads no more of what it prints.
-    pub(super) fn close_stdout(&mut self) {
+    pub(crate) fn close_stdout(&mut self) {
         self.stdout = None;
     }
 
-    pub(super) fn interrupt(&self) {
+    pub(crate) fn interrupt(&self) {
         self.signal(Signal::INT);
     }
 
-    pub(super) fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
@@ -131,7 +131,7 @@ impl Running {
         kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
     }
 
-    pub(super) async fn finish(mut self) -> Finished {
+    pub(crate) async fn finish(mut self) -> Finished {
         let [mut stdout, mut stderr] = self.read;
         let mut rest = (Vec::new(), Vec::new());
         let all = async {

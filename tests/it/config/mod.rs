@@ -56,8 +56,19 @@ fn example() -> Config {
 
 #[test]
 fn every_key_of_every_section_is_in_the_example() {
-    let sections =
-        ["server", "store", "run", "limits", "log", "telemetry", "providers", "agents", "workspaces", "commands"];
+    let sections = [
+        "server",
+        "store",
+        "run",
+        "retention",
+        "limits",
+        "log",
+        "telemetry",
+        "providers",
+        "agents",
+        "workspaces",
+        "commands",
+    ];
     assert_eq!(keys::<Config>(), sections);
     every_key::<hames::config::ServerConfig>("server");
     every_key::<hames::config::StoreConfig>("store");

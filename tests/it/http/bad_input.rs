@@ -30,7 +30,33 @@ async fn a_bad_body_is_refused_with_its_place_and_creates_nothing() {
         ("null input", br#"{"input": null}"#.to_vec(), "invalid_request", "$.input: invalid type: null"),
         ("empty input", br#"{"input": ""}"#.to_vec(), "invalid_request", "$.input"),
         ("unknown field", br#"{"input": "a", "agnet": "b"}"#.to_vec(), "invalid_request", "did you mean `agent`?"),
-        ("later field", br#"{"input": "a", "thread": "t"}"#.to_vec(), "invalid_request", "$.thread: unknown field"),
+        ("later field", br#"{"input": "a", "webhook": {}}"#.to_vec(), "invalid_request", "$.webhook: unknown field"),
+        ("empty thread", br#"{"input": "a", "thread": ""}"#.to_vec(), "invalid_request", "$.thread"),
+        (
+            "two pasts",
+            br#"{"input": "a", "thread": "t", "previous_run": "run_019000000000700080000000000000ab"}"#.to_vec(),
+            "invalid_request",
+            "$.previous_run",
+        ),
+        (
+            "no such past",
+            br#"{"input": "a", "previous_run": "run_019000000000700080000000000000ab"}"#.to_vec(),
+            "invalid_request",
+            "$.previous_run: there is no run",
+        ),
+        (
+            "client tool without a name",
+            br#"{"input": "a", "tools": [{"type": "client"}]}"#.to_vec(),
+            "invalid_request",
+            "$.tools[0]: missing field `name`",
+        ),
+        (
+            "client tool with a wrong schema",
+            br#"{"input": "a", "tools": [{"type": "client", "name": "t", "parameters": {"type": 7}}]}"#.to_vec(),
+            "invalid_request",
+            "$.tools[0].parameters",
+        ),
+        ("approval of nothing", br#"{"input": "a", "approval": ["x"]}"#.to_vec(), "invalid_request", "$.approval[0]"),
         ("unknown agent", br#"{"input": "a", "agent": "nobody"}"#.to_vec(), "invalid_request", "$.agent"),
         ("unknown model", br#"{"input": "a", "model": "stage/x"}"#.to_vec(), "invalid_request", "$.model"),
         ("unknown tool", br#"{"input": "a", "tools": ["read_fiel"]}"#.to_vec(), "invalid_request", "$.tools[0]"),
@@ -105,11 +131,16 @@ async fn only_plain_json_is_taken() {
 }
 
 #[tokio::test]
-async fn an_idempotency_key_is_refused_and_not_ignored() {
+async fn an_idempotency_key_that_is_none_creates_nothing() {
     let app = Served::start().await;
-    let request = app.client.request(Method::POST, "/runs").header("idempotency-key", "\"k\"");
-    let answer = app.client.send(request.json(&json!({"input": "a"}))).await;
-    answer.problem(400, "invalid_header");
+    let long = "k".repeat(256);
+    for keys in [vec![""], vec!["\u{e9}"], vec![long.as_str()], vec!["a", "b"]] {
+        let mut request = app.client.request(Method::POST, "/runs");
+        for key in keys {
+            request = request.header("idempotency-key", key.as_bytes());
+        }
+        app.client.send(request.json(&json!({"input": "a"}))).await.problem(400, "invalid_header");
+    }
     assert_eq!(app.client.count_runs().await, 0);
     app.stop().await;
 }
@@ -135,7 +166,7 @@ async fn what_does_not_exist_is_named() {
     for (method, path, allowed) in [
         (Method::PUT, "/runs", "GET,HEAD,POST"),
         (Method::DELETE, "/runs", "GET,HEAD,POST"),
-        (Method::PATCH, "/runs/x", "DELETE,GET,HEAD"),
+        (Method::PUT, "/runs/x", "DELETE,GET,HEAD,PATCH"),
         (Method::POST, "/runs/x/events", "GET,HEAD"),
         (Method::OPTIONS, "/runs", "GET,HEAD,POST"),
         (Method::POST, "/healthz", "GET,HEAD"),

@@ -51,7 +51,7 @@ async fn a_stop_is_accepted_once_and_again_and_leaves_an_ended_run_alone() {
     let before = app.client.get(&ended).await.body;
     let answer = app.client.delete(&ended).await;
     assert_eq!((answer.status, answer.body), (200, before));
-    app.client.delete(&format!("{ended}?purge=true")).await.problem(400, "invalid_query");
+    app.client.delete(&format!("{ended}?purge=yes")).await.problem(400, "invalid_query");
     app.stop().await;
 }
 

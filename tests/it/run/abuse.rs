@@ -56,13 +56,13 @@ impl Drop for Server {
 
 // stjude-rust-labs/sprocket#1091: after a restart nobody has the handle that a cancel would need.
 #[tokio::test]
-async fn a_run_of_a_killed_process_is_over_and_a_cancel_says_so() {
+async fn a_run_of_a_killed_process_is_at_work_in_the_next_one_and_a_cancel_ends_it() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(
         directory.path().join("hames.toml"),
         "[server]\nbind = \"127.0.0.1:0\"\n[providers.s]\nkind = \"scripted\"\nscript = \"s.json\"\n\
          [agents.a]\nmodel = \"s/m\"\ntools = [\"run_command\"]\n\
-         [commands.long]\nexecutable = \"sleep\"\nargs = [\"60\"]\n",
+         [commands.long]\nexecutable = \"sleep\"\nargs = [\"60\"]\neffect = \"read_only\"\n",
     )
     .unwrap();
     let script = json!({"turns": [{"tool_calls": [{"name": "run_command", "arguments": {"command": "long"}}]}]});
@@ -74,12 +74,53 @@ async fn a_run_of_a_killed_process_is_over_and_a_cancel_says_so() {
     server.kill();
 
     let server = Server::start(directory.path());
-    let ended = server.client.get(&path).await.body;
-    assert_eq!((&ended["status"], &ended["error"]["code"]), (&json!("internal_error"), &json!("process_died")));
-    for _ in 0..2 {
-        let answer = server.client.delete(&path).await;
-        assert_eq!((answer.status, &answer.body), (200, &ended));
+    recoveries(&server, &path, 1).await;
+    assert_eq!(server.client.get(&path).await.body["status"], "running");
+    assert_eq!(server.client.delete(&path).await.status, 202);
+    let ended = server.client.get(&format!("{path}?wait=10")).await.body;
+    assert_eq!(ended["status"], "aborted");
+    let answer = server.client.delete(&path).await;
+    assert_eq!((answer.status, &answer.body), (200, &ended));
+}
+
+/// Waits until a run was taken over so many times.
+async fn recoveries(server: &Server, path: &str, times: usize) {
+    loop {
+        let events = server.client.get(&format!("{path}/events?limit=200")).await.body;
+        let kinds = events["data"].as_array().unwrap().iter().filter(|event| event["type"] == "recovered");
+        if kinds.count() >= times {
+            return;
+        }
+        tokio::task::yield_now().await;
     }
+}
+
+/// A run that takes its process down is not tried for ever.
+#[tokio::test]
+async fn a_run_that_ends_every_process_that_takes_it_over_is_ended_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(
+        directory.path().join("hames.toml"),
+        "[server]\nbind = \"127.0.0.1:0\"\n[providers.s]\nkind = \"scripted\"\nscript = \"s.json\"\n\
+         [agents.a]\nmodel = \"s/m\"\ntools = [\"run_command\"]\n\
+         [commands.long]\nexecutable = \"sleep\"\nargs = [\"60\"]\neffect = \"read_only\"\n",
+    )
+    .unwrap();
+    let script = json!({"turns": [{"tool_calls": [{"name": "run_command", "arguments": {"command": "long"}}]}]});
+    std::fs::write(directory.path().join("s.json"), script.to_string()).unwrap();
+    let server = Server::start(directory.path());
+    let mut stream = server.client.create_and_stream(&json!({"input": "x"})).await.unwrap();
+    while stream.next().await.unwrap().event != "tool_start" {}
+    let path = stream.path().trim_end_matches("/events").to_owned();
+    server.kill();
+    for crash in 1..=3 {
+        let server = Server::start(directory.path());
+        recoveries(&server, &path, crash).await;
+        server.kill();
+    }
+    let server = Server::start(directory.path());
+    let ended = server.client.get(&format!("{path}?wait=10")).await.body;
+    assert_eq!((&ended["status"], &ended["error"]["code"]), (&json!("internal_error"), &json!("crash_loop")));
 }
 
 // MoonshotAI/kimi-code#1285: a flood is the business of its own call.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use hames::config::{AgentConfig, CeilingConfig, Durability, ProviderConfig, RunConfig, StoreConfig};
+use hames::config::{AgentConfig, CeilingConfig, Durability, ProviderConfig, RetentionConfig, RunConfig, StoreConfig};
 use hames::domain::{Effect, Message, Part, RunId, RunRequest, RunView, TenantId, ToolSpec};
-use hames::event::Bus;
+use hames::event::{Bus, Streams};
 use hames::provider::Catalog;
 use hames::run::{Agents, Caller, Services, Supervisor};
-use hames::store::{self, Store};
+use hames::store::{self, Store, WorkerId};
 use hames::telemetry::Capture;
 use hames::time::{Clock, SystemClock};
 use hames::tool::registry::Registry;
@@ -88,10 +88,17 @@ async fn play(case: &Case) -> Left {
     let agent: AgentConfig = read(json!({"model": "p/m-test", "tools": patterns}));
     let agents = Agents::new("a", &BTreeMap::from([("a".to_owned(), agent)]), &BTreeMap::new(), &registry, &catalog);
     let url = format!("sqlite:{}", directory.path().join("hames.db").display());
-    let store = store::open(&StoreConfig { url, durability: Durability::Process }, Arc::new(())).await.unwrap();
+    let store = store::open(
+        &StoreConfig { url: url.into(), durability: Durability::Process, ..StoreConfig::default() },
+        WorkerId::new("w".to_owned()),
+        Arc::new(()),
+    )
+    .await
+    .unwrap();
+    let bus = Bus::new();
     let supervisor = Supervisor::start(Services {
         store: Arc::clone(&store),
-        bus: Bus::new(),
+        bus: bus.clone(),
         catalog: Arc::new(catalog),
         registry: Arc::new(registry),
         agents: Arc::new(agents.unwrap()),
@@ -99,6 +106,7 @@ async fn play(case: &Case) -> Left {
         ids: Arc::default(),
         jitter: Box::new(|| 0.5),
         run: RunConfig { scratch_dir: directory.path().join("scratch"), ..RunConfig::default() },
+        retention: RetentionConfig::default(),
         ceilings: CeilingConfig::default(),
         metrics: own_metrics(),
         capture: Capture::Nothing,
@@ -108,10 +116,13 @@ async fn play(case: &Case) -> Left {
 
     let started = Instant::now();
     let request: RunRequest = read(json!({"input": case.run.input}));
-    let run = supervisor.create(Caller::untraced(TenantId::local()), request).await.unwrap();
-    supervisor.stop();
-    tokio::time::timeout(PATIENCE, supervisor.drained()).await.expect("the run does not end");
+    let run = supervisor.create(Caller::untraced(TenantId::local()), request, None).await.unwrap();
+    let streams = Streams::new(Arc::clone(&store), bus, PATIENCE);
+    let ended = streams.settled(&TenantId::local(), run.id, PATIENCE).await.unwrap().unwrap();
+    assert!(ended.status.is_finished(), "the run does not end");
     let took = started.elapsed();
+    supervisor.stop();
+    supervisor.drained().await;
     let left = Left {
         view: view(store.as_ref(), run.id).await,
         transcript: store.transcript(&TenantId::local(), run.id).await.unwrap().unwrap(),

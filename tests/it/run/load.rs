@@ -49,7 +49,7 @@ async fn beyond_its_places_the_server_refuses_and_the_queue_keeps_its_order() {
     assert_eq!(runs[0].status.name(), RunStatusName::Running);
     assert!(runs[1..].iter().all(|run| run.status.name() == RunStatusName::Queued));
     let request = serde_json::from_value(json!({"agent": "test", "input": "x"})).unwrap();
-    let refused = app.supervisor.create(Caller::untraced(TenantId::local()), request).await;
+    let refused = app.supervisor.create(Caller::untraced(TenantId::local()), request, None).await;
     assert!(matches!(refused, Err(CreateError::Overloaded { .. })), "{refused:?}");
     let listed = app.store.list_runs(&app.tenant(), &hames::store::RunFilter::default(), None, 100).await.unwrap();
     assert_eq!(listed.len(), 4, "a refused request leaves nothing behind");

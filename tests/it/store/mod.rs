@@ -2,5 +2,6 @@
 
 mod contract;
 mod model;
+mod postgres;
 pub(crate) mod sample;
 mod sqlite;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use hames::domain::{
     Arguments, AssistantMessage, ContextPolicy, ContextStrategy, EncodedBody, End, EndStatus, EventBody, FinishReason,
-    Generation, Limits, Message, OnRepeat, OutcomeKind, ParallelTools, Part, Run, RunError, RunId, RunSpec, RunStatus,
-    TenantId, Timestamp, ToolCall, ToolMessage, Usage,
+    Generation, Limits, Message, OnBusy, OnRepeat, OutcomeKind, ParallelTools, Part, Pause, PendingCall, PendingKind,
+    Run, RunError, RunId, RunSpec, RunStatus, Seq, TenantId, Timestamp, ToolCall, ToolMessage, Usage,
 };
-use hames::store::{NewRun, StepCommit};
+use hames::store::{KeyUse, NewRun, StepCommit};
 use uuid::Uuid;
 
 /// The id of the `number`-th run; ids sort by number.
@@ -37,9 +37,11 @@ pub(crate) fn queued(number: u32) -> NewRun {
             id: id(number),
             tenant: tenant(),
             generation: 0,
-            status: RunStatus::Queued,
+            status: RunStatus::Queued { paused: None },
             agent: "coder".to_owned(),
             model,
+            thread: None,
+            continues: None,
             limits,
             metadata: metadata.clone(),
             steps: 0,
@@ -48,6 +50,7 @@ pub(crate) fn queued(number: u32) -> NewRun {
             created_at: at(i64::from(number)),
             cancel_requested_at: None,
             last_seq: 0,
+            crashes: 0,
         },
         spec: RunSpec {
             agent: "coder".to_owned(),
@@ -56,6 +59,8 @@ pub(crate) fn queued(number: u32) -> NewRun {
             model: "local/hub/some-model".parse().unwrap(),
             max_output_tokens: Some(512),
             tools: vec!["fs.read".parse().unwrap(), "run_command".parse().unwrap()],
+            client_tools: Vec::new(),
+            approval: Vec::new(),
             limits,
             context: ContextPolicy {
                 strategy: ContextStrategy::Trim,
@@ -71,6 +76,8 @@ pub(crate) fn queued(number: u32) -> NewRun {
         },
         state: None,
         events: vec![body(&EventBody::RunQueued {})],
+        on_busy: OnBusy::Reject,
+        key: None,
     }
 }
 
@@ -93,20 +100,60 @@ pub(crate) fn started(number: u32) -> RunStatus {
     RunStatus::Running { started_at, deadline_at: started_at.plus(std::time::Duration::from_secs(60)) }
 }
 
-/// A step of a running run of the given generation.
+/// The first step of a running run of the given generation.
 pub(crate) fn step(new: &NewRun, generation: Generation, events: Vec<EncodedBody>) -> StepCommit {
     StepCommit {
         run: new.run.id,
         generation,
+        after: new.events.len() as u64,
         time: at(5_000),
         status: new.run.status.clone(),
         cancel_requested_at: None,
         steps: 1,
         tool_calls: 2,
         usage: Usage { input_tokens: u64::MAX, output_tokens: 7, model_calls: 1, ..Usage::default() },
+        crashes: 0,
+        inbox_read: 0,
         state: Some(r#"{"at":"step 1"}"#.to_owned()),
         events,
+        key: None,
     }
+}
+
+/// A later step: the newest event before it has the number `after`.
+pub(crate) fn later(new: &NewRun, generation: Generation, after: Seq, events: Vec<EncodedBody>) -> StepCommit {
+    StepCommit { after, ..step(new, generation, events) }
+}
+
+/// A run that goes back to the queue after it was at work, with a second left.
+pub(crate) fn parked() -> RunStatus {
+    RunStatus::Queued { paused: Some(PAUSE) }
+}
+
+/// A run that waits for the result of call `a`.
+pub(crate) fn waiting(until: i64) -> RunStatus {
+    let call = PendingCall {
+        call_id: "a".to_owned(),
+        name: "t".to_owned(),
+        arguments: Arguments::parse(r#"{"n":1}"#),
+        kind: PendingKind::Client,
+    };
+    RunStatus::Waiting { paused: PAUSE, until: at(until), calls: vec![call] }
+}
+
+const PAUSE: Pause = Pause { started_at: at(1), left_ms: 1_000 };
+
+/// The use of a key, for a request that is told by `fingerprint`.
+pub(crate) fn key(name: &str, fingerprint: &str, now: i64) -> KeyUse {
+    KeyUse { key: name.to_owned(), fingerprint: fingerprint.to_owned(), at: at(now) }
+}
+
+/// A queued run of a thread.
+pub(crate) fn in_thread(number: u32, thread: &str, on_busy: OnBusy) -> NewRun {
+    let mut new = queued(number);
+    new.run.thread = Some(thread.to_owned());
+    new.on_busy = on_busy;
+    new
 }
 
 pub(crate) fn completed() -> RunStatus {

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,14 +11,16 @@ use futures_util::future::{BoxFuture, join_all};
 use hames::config::{Durability, StoreConfig};
 use hames::domain::{Event, EventKind, Run, RunStatus, RunStatusName};
 use hames::store::sqlite::SqliteStore;
-use hames::store::{CommitObserver, Committed, RunFilter, Store, StoreError};
+use hames::store::{CommitObserver, Committed, Created, RunFilter, Store, StoreError, WorkerId};
 use sqlx::{Connection, Row, SqliteConnection};
 use tempfile::TempDir;
 
 use super::contract::{Database, contract_suite};
-use super::sample::{asking, at, ended, id, mark, queued, running, said, started, step, tenant};
+use super::model::model_test;
+use super::sample::{asking, at, ended, id, later, mark, queued, running, said, step, tenant};
 
 contract_suite!(SqliteFile);
+model_test!(40, SqliteFile);
 
 /// A database in a folder of its own.
 pub(crate) struct SqliteFile {
@@ -40,7 +43,8 @@ impl SqliteFile {
         let folder = tempfile::tempdir().unwrap();
         let commits = Arc::default();
         let observer = Arc::new(Commits(Arc::clone(&commits)));
-        let store = SqliteStore::open(&config(&folder.path().join("test.db"), durability), observer).await.unwrap();
+        let store =
+            SqliteStore::open(&config(&folder.path().join("test.db"), durability), worker(), observer).await.unwrap();
         Self { folder, store: Some(Arc::new(store)), commits }
     }
 
@@ -67,7 +71,12 @@ impl SqliteFile {
 }
 
 fn config(path: &Path, durability: Durability) -> StoreConfig {
-    StoreConfig { url: format!("sqlite:{}", path.display()), durability }
+    StoreConfig { url: format!("sqlite:{}", path.display()).into(), durability, ..StoreConfig::default() }
+}
+
+fn worker() -> WorkerId {
+    static PROCESSES: AtomicU32 = AtomicU32::new(0);
+    WorkerId::new(format!("process-{}", PROCESSES.fetch_add(1, Ordering::Relaxed)))
 }
 
 #[async_trait::async_trait]
@@ -84,7 +93,7 @@ impl Database for SqliteFile {
         drop(self.store.take());
         // The runtime drops the aborted writer, and with it the lock, when it gets to it.
         loop {
-            match SqliteStore::open(&config(&self.path(), Durability::Full), Arc::new(())).await {
+            match SqliteStore::open(&config(&self.path(), Durability::Full), worker(), Arc::new(())).await {
                 Ok(store) => break self.store = Some(Arc::new(store)),
                 Err(StoreError::Unusable(text)) if text.contains("is in use") => tokio::task::yield_now().await,
                 Err(error) => panic!("{error}"),
@@ -94,7 +103,7 @@ impl Database for SqliteFile {
 }
 
 async fn refusal(path: &Path) -> String {
-    match SqliteStore::open(&config(path, Durability::Full), Arc::new(())).await {
+    match SqliteStore::open(&config(path, Durability::Full), worker(), Arc::new(())).await {
         Err(StoreError::Unusable(text)) => text,
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("{} was opened", path.display()),
@@ -131,7 +140,7 @@ async fn a_second_server_is_refused_and_told_who_holds_the_file() {
     database.store().create_run(queued(1)).await.unwrap();
     database.store().close().await;
     // A closed one lets go, though the lock file stays.
-    let next = SqliteStore::open(&config(&database.path(), Durability::Full), Arc::new(())).await.unwrap();
+    let next = SqliteStore::open(&config(&database.path(), Durability::Full), worker(), Arc::new(())).await.unwrap();
     assert_eq!(next.queued().await.unwrap(), 1);
 }
 
@@ -180,12 +189,10 @@ async fn a_file_that_existed_keeps_its_mode_and_its_data() {
 async fn callers_that_wait_share_a_commit() {
     let database = SqliteFile::fresh().await;
     let store = database.sqlite();
-    let new = running(1);
-    store.create_run(new.clone()).await.unwrap();
     database.commits.lock().unwrap().clear();
     let mut other = database.foreign().await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
-    let mut waiting: Vec<_> = (0..200).map(|n| Box::pin(store.commit_step(step(&new, 1, vec![mark(n)])))).collect();
+    let mut waiting: Vec<_> = (2..202).map(|number| Box::pin(store.create_run(running(number)))).collect();
     for write in &mut waiting {
         assert!(futures_util::poll!(write).is_pending());
     }
@@ -232,12 +239,12 @@ async fn a_second_process_that_writes_makes_nobody_fail() {
             store.create_run(queued(number)).await.unwrap();
             store.load(&tenant(), new.run.id).await.unwrap().unwrap();
             while store.run(&tenant(), new.run.id).await.unwrap().unwrap().generation == 0 {
-                store.claim_queued(1, at(0)).await.unwrap();
+                store.claim(1, at(0)).await.unwrap();
             }
             for n in 0..20 {
                 let call = format!("c{n}");
                 let bodies = vec![mark(n), said(asking("", &[&call])), ended(&call, "done")];
-                store.commit_step(step(&new, 1, bodies)).await.unwrap();
+                store.commit_step(later(&new, 1, u64::from(n) * 3 + 1, bodies)).await.unwrap();
                 store.run(&tenant(), new.run.id).await.unwrap();
             }
             store.events_after(&tenant(), new.run.id, 0, 1000).await.unwrap().len()
@@ -267,7 +274,7 @@ async fn abandoned_calls_never_use_up_the_connections() {
             0 => Box::pin(async { drop(store.events_after(&tenant(), id(1), 0, 1000).await.unwrap()) }),
             1 => Box::pin(async { drop(store.list_runs(&tenant(), &RunFilter::default(), None, 10).await.unwrap()) }),
             2 => Box::pin(async { drop(store.transcript(&tenant(), id(1)).await.unwrap()) }),
-            _ => Box::pin(async { drop(store.commit_step(step(&new, 1, vec![mark(n)])).await.unwrap()) }),
+            _ => Box::pin(async { drop(store.create_run(running(n + 2)).await.unwrap()) }),
         };
         let mut call = call;
         for _ in 0..polls {
@@ -302,10 +309,10 @@ async fn a_run_without_its_spec_ends_once_and_the_next_is_claimed() {
              INSERT INTO run_events VALUES ('run_01900000000070008000000000000003', 2, 0, 'message', x'7b7d')",
         )
         .await;
-    let claims = store.claim_queued(1, at(900)).await.unwrap();
+    let claims = store.claim(1, at(900)).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.run.id).collect::<Vec<_>>(), [id(4)]);
     assert_eq!(store.queued().await.unwrap(), 0);
-    assert_eq!(store.claim_queued(9, at(950)).await.unwrap(), []);
+    assert_eq!(store.claim(9, at(950)).await.unwrap(), []);
 
     let ended = store.run(&tenant(), id(1)).await.unwrap().unwrap();
     let RunStatus::Finished { started_at: None, deadline_at: None, finished_at, end } = &ended.status else {
@@ -350,8 +357,8 @@ async fn a_row_that_does_not_read_is_named_and_harms_no_other() {
         (2, "`limits` does not read back: EOF while parsing an object at line 1 column 1"),
         (
             3,
-            "its times do not fit together: started Some(Timestamp(5)), deadline None, finished None, with an \
-             ending: false",
+            "its times do not fit together: started Some(Timestamp(5)), deadline None, left None, waiting until None, \
+             finished None, with an ending: false, with pending calls: false",
         ),
         (4, "its status `paused` is unknown"),
     ];
@@ -378,21 +385,27 @@ async fn a_loaded_run_that_does_not_read_is_named() {
 }
 
 #[tokio::test]
-async fn an_interrupted_run_that_does_not_read_ends_at_its_last_event() {
-    let database = SqliteFile::fresh().await;
-    let store = database.store();
-    for number in [1, 2] {
-        store.create_run(running(number)).await.unwrap();
+async fn a_run_whose_log_does_not_read_is_ended_and_not_given_out() {
+    let mut database = SqliteFile::fresh().await;
+    for number in [1, 2, 3] {
+        database.store().create_run(running(number)).await.unwrap();
     }
-    store.commit_step(step(&running(1), 1, vec![said(asking("", &["a"]))])).await.unwrap();
+    for number in [1, 3] {
+        database.store().commit_step(step(&running(number), 1, vec![said(asking("", &["a"]))])).await.unwrap();
+    }
     database.tamper("UPDATE run_events SET body = CAST('{\"type\":\"message\"}' AS BLOB) WHERE seq = 3").await;
-    let claims = store.claim_interrupted().await.unwrap();
+    assert!(matches!(database.store().reclaim(&tenant(), id(3)).await, Err(StoreError::Corrupt { .. })));
+    database.crash().await;
+    let store = database.store();
+    let claims = store.claim(9, at(9_000)).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.run.id).collect::<Vec<_>>(), [id(2)]);
     assert!(matches!(store.transcript(&tenant(), id(1)).await, Err(StoreError::Corrupt { .. })));
-    let run = store.run(&tenant(), id(1)).await.unwrap().unwrap();
-    let RunStatus::Finished { started_at, finished_at, .. } = run.status else { panic!("{run:?}") };
-    let RunStatus::Running { started_at: begun, .. } = started(1) else { panic!("started() has started") };
-    assert_eq!((started_at, finished_at, run.last_seq), (Some(begun), at(5_000), 4));
+    // One that is taken back ends at the time of its last event, since nobody said what time it is.
+    for (number, ended_at) in [(1, at(9_000)), (3, at(5_000))] {
+        let run = store.run(&tenant(), id(number)).await.unwrap().unwrap();
+        let RunStatus::Finished { started_at, finished_at, .. } = run.status else { panic!("{run:?}") };
+        assert_eq!((started_at, finished_at, run.last_seq), (Some(at(i64::from(number))), ended_at, 4));
+    }
 }
 
 #[tokio::test]
@@ -421,8 +434,8 @@ async fn a_reader_beside_the_writer_sees_a_growing_log() {
     let writing = async {
         let mut log: Vec<Event> = Vec::new();
         for n in 0..200 {
-            let committed = store.commit_step(step(&new, 1, vec![mark(n), mark(n)])).await.unwrap().events;
-            let after = committed[0].seq - 1;
+            let after = u64::from(n) * 2 + 2;
+            let committed = store.commit_step(later(&new, 1, after, vec![mark(n), mark(n)])).await.unwrap().events;
             assert_eq!(store.events_after(&tenant(), id(1), after, 10).await.unwrap(), committed);
             log.extend(committed);
         }
@@ -498,13 +511,13 @@ async fn a_run_that_cannot_be_stored_takes_no_other_with_it() {
     let store = database.sqlite();
     store.create_run(queued(5)).await.unwrap();
     let numbers: Vec<u32> = (1..=20).chain([13]).collect();
-    let writes: Vec<BoxFuture<'_, Result<Vec<Event>, StoreError>>> =
+    let writes: Vec<BoxFuture<'_, Result<Created, StoreError>>> =
         numbers.iter().map(|&number| Box::pin(store.create_run(queued(number))) as BoxFuture<'_, _>).collect();
     let answers = together(writes).await;
     let refused: Vec<_> = numbers.iter().zip(&answers).filter(|(_, answer)| answer.is_err()).map(|(n, _)| *n).collect();
     assert_eq!(refused, [5, 13]);
     for (number, answer) in numbers.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()) {
-        assert_eq!(answer.as_ref().unwrap()[0].run, id(*number));
+        assert_eq!(answer.as_ref().unwrap().run.id, id(*number));
         assert!(store.run(&tenant(), id(*number)).await.unwrap().is_some());
     }
 }

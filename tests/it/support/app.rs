@@ -100,7 +100,7 @@ impl Setup {
         let file = self.dir.path().join("hames.toml");
         std::fs::write(&file, &self.toml).unwrap();
         let mut config = load(Some(&file), &self.env).unwrap_or_else(|problems| panic!("{problems}"));
-        config.store.url = format!("sqlite:{}", self.dir.path().join("hames.db").display());
+        config.store.url = format!("sqlite:{}", self.dir.path().join("hames.db").display()).into();
         if let Some(server) = &self.server {
             config.server = server.clone();
         }
@@ -172,7 +172,7 @@ impl TestApp {
         }
         let request: RunRequest = serde_json::from_value(request).unwrap();
         self.supervisor
-            .create(Caller::untraced(self.tenant()), request)
+            .create(Caller::untraced(self.tenant()), request, None)
             .await
             .unwrap_or_else(|error| panic!("{error:?}"))
     }
@@ -192,7 +192,7 @@ impl TestApp {
                     return run;
                 }
                 tokio::select! {
-                    () = live.ended() => {}
+                    () = live.at_rest() => {}
                     () = tokio::time::sleep(Duration::from_secs(1)) => {}
                 }
             }

@@ -1,11 +1,11 @@
 //! What was written is read back: events, transcripts, lists.
 
-use hames::domain::{EventKind, Message, OutcomeKind, Run, RunStatusName, TenantId};
-use hames::store::{NewRun, RunFilter, StepCommit};
+use hames::domain::{EventKind, InboxItem, Message, OutcomeKind, Part, Run, RunStatusName, TenantId};
+use hames::store::{Erasure, NewRun, Post, RunFilter, StepCommit, StoreError};
 
 use super::{Database, after, create, events, numbered, run, stored};
 use crate::store::sample::{
-    asking, at, completed, ended, id, labels, mark, queued, result, running, said, step, tenant,
+    asking, at, completed, ended, id, key, labels, later, mark, queued, result, running, said, step, tenant,
 };
 
 pub(crate) async fn another_tenant_sees_nothing<D: Database>() {
@@ -19,6 +19,11 @@ pub(crate) async fn another_tenant_sees_nothing<D: Database>() {
         assert_eq!(store.transcript(&who, what).await.unwrap(), None);
         assert_eq!(store.load(&who, what).await.unwrap(), None);
         assert_eq!(store.request_cancel(&who, what, at(9)).await.unwrap(), None);
+        assert_eq!(store.relabel(&who, what, &labels(&[])).await.unwrap(), None);
+        assert_eq!(store.erase(&who, what, at(9)).await.unwrap(), Erasure::Unknown);
+        assert!(!store.is_erased(&who, what).await.unwrap());
+        let item = InboxItem::Message { content: Vec::new() };
+        assert_eq!(store.post(Post { tenant: who.clone(), run: what, item, key: None }).await.unwrap(), None);
     }
     assert_eq!(store.list_runs(&TenantId::new("other"), &RunFilter::default(), None, 10).await.unwrap(), []);
     assert_eq!(run(&store, &new).await, Some(stored(&new)));
@@ -56,12 +61,22 @@ pub(crate) async fn any_text_reads_back_byte_for_byte<D: Database>() {
     let text = "\\u0000 \u{0} \\\u{0}\\ \"\u{7f}\u{1}\r\n\u{2028}\u{fffd}\u{ffff}😀é\u{301}\u{10ffff}' OR 1=1; --";
     let mut new = running(1);
     new.run.agent = text.to_owned();
+    new.run.model = format!("{text}/{text}").parse().unwrap();
+    new.run.thread = Some(text.to_owned());
+    new.key = Some(key(text, text, 1));
     new.run.tenant = TenantId::new(text);
     new.run.metadata = labels(&[(text, text), ("", ""), ("%", "_")]);
     new.spec.metadata = new.run.metadata.clone();
     new.spec.input = vec![Message::user(text)];
     new.state = Some(text.to_owned());
     create(&store, &new).await;
+    let kept = store.kept_answer(&new.run.tenant, text, at(2)).await.unwrap().unwrap();
+    assert_eq!((kept.fingerprint.as_str(), kept.run), (text, id(1)));
+    assert!(matches!(store.create_run(new.clone()).await, Err(StoreError::KeyTaken(again)) if again == kept));
+    let item = InboxItem::Message { content: vec![Part::Text { text: text.to_owned() }] };
+    let post = Post { tenant: new.run.tenant.clone(), run: id(1), item: item.clone(), key: None };
+    store.post(post).await.unwrap().unwrap();
+    assert_eq!(store.inbox(id(1), 0).await.unwrap(), [(1, item)]);
     let bodies = vec![said(asking(text, &["a"])), ended("a", text)];
     let returned =
         store.commit_step(StepCommit { state: Some(text.to_owned()), ..step(&new, 1, bodies.clone()) }).await;
@@ -75,12 +90,15 @@ pub(crate) async fn any_text_reads_back_byte_for_byte<D: Database>() {
     for pair in [(text, text), ("", ""), ("%", "_")] {
         let filter = RunFilter {
             agent: Some(text.to_owned()),
+            thread: Some(text.to_owned()),
             metadata: vec![(pair.0.to_owned(), pair.1.to_owned())],
             ..RunFilter::default()
         };
         assert_eq!(store.list_runs(&new.run.tenant, &filter, None, 9).await.unwrap(), std::slice::from_ref(&expected));
     }
-    let end = store.commit_step(StepCommit { status: completed(), ..step(&new, 1, vec![]) }).await;
+    let state = store.load(&new.run.tenant, id(1)).await.unwrap().unwrap().state;
+    assert_eq!(state.as_deref(), Some(text));
+    let end = store.commit_step(StepCommit { status: completed(), inbox_read: 1, ..later(&new, 1, 4, vec![]) }).await;
     assert_eq!(end.unwrap().events, []);
     assert_eq!(run(&store, &new).await.map(|run| run.status), Some(completed()));
 }
@@ -108,8 +126,10 @@ pub(crate) async fn a_message_with_text_and_calls_is_one_event<D: Database>() {
     let new = running(1);
     create(&store, &new).await;
     let turn = asking("I look at both.", &["a", "b"]);
-    for bodies in [vec![mark(1), said(turn.clone())], vec![ended("a", "1")], vec![ended("b", "2")]] {
-        store.commit_step(step(&new, 1, bodies)).await.unwrap();
+    for (known, bodies) in
+        [(2, vec![mark(1), said(turn.clone())]), (4, vec![ended("a", "1")]), (5, vec![ended("b", "2")])]
+    {
+        store.commit_step(later(&new, 1, known, bodies)).await.unwrap();
     }
     let kinds: Vec<EventKind> = events(&store, &new).await.iter().map(|event| event.body.kind).collect();
     let message = |kind: &&EventKind| **kind == EventKind::Message;
@@ -143,8 +163,8 @@ pub(crate) async fn results_are_read_in_the_order_of_the_calls<D: Database>() {
     ];
     let whole: Vec<Message> = new.spec.input.iter().cloned().chain(logged.clone()).collect();
     assert_eq!(store.transcript(&tenant(), id(1)).await.unwrap(), Some(whole));
-    let claims = store.claim_interrupted().await.unwrap();
-    assert_eq!(claims.into_iter().map(|claim| claim.transcript).collect::<Vec<_>>(), [logged]);
+    let claim = store.reclaim(&tenant(), id(1)).await.unwrap();
+    assert_eq!(claim.map(|claim| claim.transcript), Some(logged));
     assert!(matches!(result("a", "1"), Message::Tool(message) if message.outcome == OutcomeKind::Result));
 }
 
@@ -195,6 +215,7 @@ pub(crate) async fn a_list_can_be_filtered<D: Database>() {
     let filter = |status: &[RunStatusName], agent: Option<&str>, metadata: &[(&str, &str)]| RunFilter {
         status: status.to_vec(),
         agent: agent.map(str::to_owned),
+        thread: None,
         metadata: metadata.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
     };
     for (filter, expected) in [

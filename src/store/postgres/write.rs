@@ -1,0 +1,131 @@
+//! The verbs that write one thing at a time.
+
+use std::collections::BTreeMap;
+
+use sqlx::PgConnection;
+
+use super::error::Halt;
+use super::key;
+use super::read::find_run;
+use super::text::stored;
+use crate::domain::{InboxItem, Run, RunId, TenantId, Timestamp};
+use crate::store::row::{self, run_columns};
+use crate::store::{Post, StoreError};
+
+/// Stores the wish to end a run that has not ended; the first one stays. Gives the run as it then stands.
+pub(super) async fn request_cancel(
+    connection: &mut PgConnection,
+    tenant: &TenantId,
+    id: RunId,
+    at: Timestamp,
+) -> Result<Option<Run>, Halt> {
+    let row = sqlx::query(concat!(
+        "UPDATE runs SET cancel_requested_at = $3 \
+         WHERE id = $1 AND tenant = $2 AND cancel_requested_at IS NULL AND finished_at IS NULL RETURNING ",
+        run_columns!()
+    ))
+    .bind(id.to_string())
+    .bind(stored(tenant.as_str()))
+    .bind(at.as_millis())
+    .fetch_optional(&mut *connection)
+    .await?;
+    match row {
+        Some(row) => Ok(Some(row::run(&row)?)),
+        None => find_run(connection, tenant, id).await,
+    }
+}
+
+/// Something said to a run.
+pub(super) struct PreparedPost {
+    pub(super) post: Post,
+    item: String,
+    limits: Option<String>,
+}
+
+impl PreparedPost {
+    pub(super) fn new(post: Post) -> Result<Self, StoreError> {
+        let limits = match &post.item {
+            InboxItem::Message { .. } => None,
+            InboxItem::Limits { limits } => Some(row::encode(limits)?),
+        };
+        Ok(Self { item: row::encode(&post.item)?, limits, post })
+    }
+}
+
+/// Stores it: one statement, unless an answer is kept under a key.
+pub(super) async fn post(connection: &mut PgConnection, said: &PreparedPost) -> Result<Option<Run>, Halt> {
+    let Post { tenant, run: id, item: _, key: used } = &said.post;
+    if used.is_some() {
+        sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
+        key::refuse_taken(connection, tenant, used.as_ref()).await?;
+    }
+    let row = sqlx::query(concat!(
+        "WITH told AS (UPDATE runs SET inbox = inbox + 1, limits = COALESCE($4, limits) \
+         WHERE id = $1 AND tenant = $2 AND finished_at IS NULL RETURNING inbox, ",
+        run_columns!(),
+        "), said AS (INSERT INTO run_inbox (run, number, item) SELECT id, inbox, $3 FROM told) SELECT * FROM told"
+    ))
+    .bind(id.to_string())
+    .bind(stored(tenant.as_str()))
+    .bind(&said.item)
+    .bind(said.limits.as_deref())
+    .fetch_optional(&mut *connection)
+    .await?;
+    let run = match row {
+        None => find_run(connection, tenant, *id).await?,
+        Some(row) => {
+            let run = row::run(&row)?;
+            if let Some(used) = used {
+                key::keep(connection, used, &run).await?;
+            }
+            Some(run)
+        }
+    };
+    if used.is_some() {
+        sqlx::raw_sql("COMMIT").execute(connection).await?;
+    }
+    Ok(run)
+}
+
+/// Replaces the labels of a run.
+pub(super) async fn relabel(
+    connection: &mut PgConnection,
+    tenant: &TenantId,
+    id: RunId,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Option<Run>, Halt> {
+    sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
+    let row = sqlx::query(concat!(
+        "UPDATE runs SET metadata = $3 WHERE id = $1 AND tenant = $2 AND finished_at IS NULL RETURNING ",
+        run_columns!()
+    ))
+    .bind(id.to_string())
+    .bind(stored(tenant.as_str()))
+    .bind(row::encode(metadata)?)
+    .fetch_optional(&mut *connection)
+    .await?;
+    let run = match row {
+        None => find_run(connection, tenant, id).await?,
+        Some(row) => {
+            sqlx::query("DELETE FROM run_metadata WHERE run = $1")
+                .bind(id.to_string())
+                .execute(&mut *connection)
+                .await?;
+            let (keys, values): (Vec<_>, Vec<_>) =
+                metadata.iter().map(|(key, value)| (stored(key).into_owned(), stored(value).into_owned())).unzip();
+            sqlx::query(
+                "INSERT INTO run_metadata (tenant, key, value, run) \
+                 SELECT $1, label.key, label.value, $2 FROM unnest($3::text[], $4::text[]) AS label (key, value)",
+            )
+            .bind(stored(tenant.as_str()))
+            .bind(id.to_string())
+            .bind(keys)
+            .bind(values)
+            .execute(&mut *connection)
+            .await?;
+            Some(row::run(&row)?)
+        }
+    };
+    sqlx::raw_sql("COMMIT").execute(connection).await?;
+    Ok(run)
+}
