@@ -12,9 +12,6 @@ use crate::load::{Flow, Load};
 use crate::report::Report;
 use crate::sandbox::{Sandbox, Store};
 
-/// The least time between two kills, and the most.
-const BETWEEN_MS: std::ops::Range<u64> = 250..900;
-
 /// What to do.
 #[derive(ClapArgs, Clone, Debug)]
 pub(crate) struct Args {
@@ -33,6 +30,10 @@ pub(crate) struct Args {
     /// sqlite, postgres (an instance of its own) or postgres:URL.
     #[arg(long, default_value = "sqlite")]
     pub(crate) store: Store,
+    /// The least time between two kills, and the most, in milliseconds. A run that gets no further in three such times is
+    /// taken for one that ends processes.
+    #[arg(long, num_args = 2, default_values_t = [250, 900])]
+    pub(crate) between_ms: Vec<u64>,
     /// How long the model waits before each piece, in milliseconds.
     #[arg(long, default_value_t = 5)]
     pub(crate) delay_ms: u64,
@@ -51,8 +52,8 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: &Args, report: &mut Report) -> Vec<Violation> {
     let (figures, violations) = observe(args).await;
     let again = format!(
-        "kill --runs {} --kills {} --live {} --seed {} --store {} --delay-ms {}",
-        args.runs, args.kills, args.live, args.seed, args.store, args.delay_ms
+        "kill --runs {} --kills {} --live {} --seed {} --store {} --delay-ms {} --between-ms {} {}",
+        args.runs, args.kills, args.live, args.seed, args.store, args.delay_ms, args.between_ms[0], args.between_ms[1]
     );
     report.add(&format!("kill {} seed {}", args.store, args.seed), &figures, &violations, &again);
     violations
@@ -76,7 +77,7 @@ pub(crate) async fn observe(args: &Args) -> (Figures, Vec<Violation>) {
     let load = Load::start(sandbox.client(), flow);
     let mut dice = Dice::new(args.seed);
     for _ in 0..args.kills {
-        sleep(Duration::from_millis(dice.within(BETWEEN_MS))).await;
+        sleep(Duration::from_millis(dice.within(args.between_ms[0]..args.between_ms[1]))).await;
         sandbox.server.kill();
         sandbox.note_generations();
         sandbox.server.start(&variables).await;

@@ -42,8 +42,18 @@ pub(crate) async fn run(args: &Args, report: &mut Report) {
     for (bug, broken, kills) in BUGS.into_iter().filter(|(bug, ..)| wanted(bug)) {
         let (runs, live) = if kills == 0 { (12, 12) } else { (20, 20) };
         let (bug_name, store) = (Some(bug.to_owned()), args.store.clone());
-        let args =
-            kill::Args { runs, kills, live, seed: 1, store, delay_ms: 10, bug: bug_name, patience: 6, keep: false };
+        let args = kill::Args {
+            runs,
+            kills,
+            live,
+            seed: 1,
+            store,
+            between_ms: vec![250, 900],
+            delay_ms: 10,
+            bug: bug_name,
+            patience: 6,
+            keep: false,
+        };
         let (_, found) = kill::observe(&args).await;
         let example = found.iter().find(|violation| broken.contains(&violation.invariant));
         let mut names: Vec<String> = found.iter().map(|violation| format!("{:?}", violation.invariant)).collect();

@@ -24,11 +24,13 @@ pub(crate) async fn run(args: &Args, report: &mut Report) {
     for store in &args.stores {
         let store = store.clone();
         let kills = kill::Args {
-            runs: 40,
-            kills: 20,
-            live: 20,
+            runs: 30,
+            kills: 15,
+            live: 12,
             seed: args.seed,
             store: store.clone(),
+            // Long enough for a small and busy machine to get each run a step further.
+            between_ms: vec![1_000, 2_000],
             delay_ms: 5,
             bug: None,
             patience: 120,
