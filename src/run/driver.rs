@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::apart::{Apart, Turn};
+use super::apart::{Start, Turn};
 use super::commit::{CommitError, LiveProgress, commit, hear};
 use super::control::Control;
 use super::heard::{Heard, Sink};
@@ -35,8 +35,8 @@ pub(super) struct Parts {
     pub(super) control: Arc<Control>,
     /// Fires when nothing new may be begun.
     pub(super) stopping: CancellationToken,
-    /// For runs that may have ended processes.
-    pub(super) apart: Arc<Apart>,
+    /// What it waits for first.
+    pub(super) start: Start,
 }
 
 /// How a run came into the hands of its worker.
@@ -79,8 +79,8 @@ pub(super) struct Driver {
     origin: Origin,
     control: Arc<Control>,
     stopping: CancellationToken,
-    apart: Arc<Apart>,
-    /// Held while it is begun apart from others that may have ended processes.
+    start: Start,
+    /// Held while it is begun apart from others, until it gets further.
     turn: Option<Turn>,
     deadline: Instant,
     timeline: Timeline,
@@ -98,14 +98,16 @@ pub(super) enum DriveError {
     Machine(#[from] UnexpectedObservation),
     #[error(transparent)]
     Restore(#[from] RestoreError),
-    #[error("{0} processes in a row ended after they had taken this run over and before it got any further")]
+    #[error(
+        "{0} processes in a row ended with this run before it got any further, the last ones when it was begun apart"
+    )]
     Crashes(u32),
 }
 
 impl Driver {
     /// Begins to drive a run that this process has: it is stored, and nobody else's.
     pub(super) fn begin(parts: Parts, work: Work, origin: Origin) -> Self {
-        let Parts { services, scratch, control, stopping, apart } = parts;
+        let Parts { services, scratch, control, stopping, start } = parts;
         let now = services.clock.now();
         Self {
             deadline: deadline(&work.run, now),
@@ -118,7 +120,7 @@ impl Driver {
             origin,
             control,
             stopping,
-            apart,
+            start,
             turn: None,
         }
     }
@@ -126,7 +128,7 @@ impl Driver {
     /// Drives the run until it ends, waits, or is left to the next process.
     pub(super) async fn drive(mut self) -> Result<Left, DriveError> {
         let mut workspace = None;
-        self.turn = self.wait_apart().await;
+        self.wait_for_turn().await;
         if self.origin == Origin::TakenOver {
             let transition = self.work.machine.observe(Observation::TakenOver, &self.work.tools)?;
             // It has not got any further by this.
@@ -179,17 +181,15 @@ impl Driver {
         }
     }
 
-    /// A run that processes ended with is begun apart from others like it, until it gets further.
-    async fn wait_apart(&self) -> Option<Turn> {
-        if self.work.run.crashes < 2 {
-            return None;
-        }
-        tokio::select! {
+    /// Waits until it may begin, or has to end.
+    async fn wait_for_turn(&mut self) {
+        let start = std::mem::replace(&mut self.start, Start::AtOnce);
+        self.turn = tokio::select! {
             biased;
             _ = interrupted(&self.control, self.deadline) => None,
             () = self.stopping.cancelled() => None,
-            turn = self.apart.turn() => Some(turn),
-        }
+            turn = start.wait() => turn,
+        };
     }
 
     async fn call_model(&mut self, call: ModelCall) -> Result<(), DriveError> {

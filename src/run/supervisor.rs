@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 
-use super::apart::Apart;
+use super::apart::{Apart, Start};
 use super::commit::{Moment, apply, encode, publish};
 use super::control::Active;
 use super::driver::Origin;
@@ -283,7 +283,7 @@ impl Inner {
         publish(&work.live, &stored.events, &mut work.run, &work.machine);
         let accepted = work.run.clone();
         let (inner, control) = (Arc::clone(self), Arc::clone(registration.control()));
-        let driver = async move { Ok(inner.drive(work, &control, Origin::New)) };
+        let driver = async move { Ok(inner.drive(work, &control, Origin::New, Start::AtOnce)) };
         self.spawn(registration, Some(slot), accepted.tenant.clone(), driver);
         Ok(accepted)
     }

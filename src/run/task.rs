@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use tokio::time::sleep;
 use tracing::Instrument;
 
+use super::apart::Start;
 use super::commit::CommitError;
 use super::control::{Control, Registration};
 use super::driver::{DriveError, Driver, Left, Origin, Parts};
@@ -27,8 +28,9 @@ const CLAIM_BATCH: usize = 64;
 /// How long to wait before another claim when the database fails.
 const CLAIM_RETRY: Duration = Duration::from_secs(1);
 
-/// A run is ended once so many processes in a row that had taken it over ended before it got any further.
-const MAX_CRASHES: u32 = 3;
+/// A run is ended once more processes in a row than these ended with it before it got any further. In the last ones it
+/// began apart from others.
+const MAX_CRASHES: u32 = 4;
 
 /// What is stored of a run cannot be continued.
 #[derive(Debug, thiserror::Error)]
@@ -87,17 +89,28 @@ impl Inner {
             let claimed = store.claim(limit, self.services.clock.now()).await?;
             let came = claimed.len();
             self.queue.left(came);
-            for (claimed, slot) in claimed.into_iter().zip(slots) {
-                self.begin(claimed, slot);
-            }
+            self.begin(claimed.into_iter().zip(slots).collect());
             if came < asked {
                 return Ok(());
             }
         }
     }
 
-    /// Goes on with a run that was claimed.
-    pub(super) fn begin(self: &Arc<Self>, claimed: ClaimedRun, slot: Slot) {
+    /// Goes on with runs that were claimed.
+    pub(super) fn begin(self: &Arc<Self>, mut claimed: Vec<(ClaimedRun, Slot)>) {
+        for (claimed, _) in &mut claimed {
+            if claimed.former == Former::Gone {
+                // Stored as soon as it is begun; until then it is to blame for nothing.
+                claimed.run.crashes = claimed.run.crashes.saturating_add(1);
+            }
+        }
+        let starts: Vec<Start> = claimed.iter().map(|(claimed, _)| self.apart.start(claimed.run.crashes)).collect();
+        for ((claimed, slot), start) in claimed.into_iter().zip(starts) {
+            self.begin_one(claimed, slot, start);
+        }
+    }
+
+    fn begin_one(self: &Arc<Self>, claimed: ClaimedRun, slot: Slot, start: Start) {
         let registration = self.active.register(claimed.run.id);
         if let Some(at) = claimed.run.cancel_requested_at {
             registration.control().cancel(at);
@@ -106,17 +119,14 @@ impl Inner {
         let tenant = claimed.run.tenant.clone();
         self.spawn(registration, Some(slot), tenant, async move {
             let origin = Origin::of(&claimed);
-            let mut claimed = claimed;
             if claimed.former == Former::Gone {
-                let crashes = claimed.run.crashes.saturating_add(1);
+                let crashes = claimed.run.crashes;
                 tracing::warn!(crashes, "the run was interrupted; it goes on from its last commit");
                 if crashes > MAX_CRASHES {
-                    return Err(DriveError::Crashes(claimed.run.crashes));
+                    return Err(DriveError::Crashes(crashes));
                 }
-                // Stored as soon as it is begun; until then it is to blame for nothing.
-                claimed.run.crashes = crashes;
             }
-            Ok(inner.drive(inner.restore(claimed)?, &control, origin))
+            Ok(inner.drive(inner.restore(claimed)?, &control, origin, start))
         });
     }
 
@@ -137,13 +147,13 @@ impl Inner {
     }
 
     /// Begins to drive a run. `control` is how it is told to end.
-    pub(super) fn drive(&self, work: Work, control: &Arc<Control>, origin: Origin) -> Driver {
+    pub(super) fn drive(&self, work: Work, control: &Arc<Control>, origin: Origin, start: Start) -> Driver {
         let parts = Parts {
             services: Arc::clone(&self.services),
             scratch: Arc::clone(&self.scratch),
             control: Arc::clone(control),
             stopping: self.stopping.clone(),
-            apart: Arc::clone(&self.apart),
+            start,
         };
         Driver::begin(parts, work, origin)
     }

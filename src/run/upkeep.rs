@@ -157,7 +157,7 @@ impl Inner {
             let Some(slot) = self.queue.free_slot() else { return Ok(()) };
             if let Some(claimed) = self.services.store.reclaim(&tenant, id).await? {
                 tracing::warn!(run_id = %id, "a run was claimed and its claim was not answered; it is taken up");
-                self.begin(claimed, slot);
+                self.begin(vec![(claimed, slot)]);
             }
         }
         Ok(())

@@ -63,8 +63,8 @@ pub trait Store: Send + Sync {
     /// run.
     async fn transcript(&self, tenant: &TenantId, id: RunId) -> Result<Option<Vec<Message>>, StoreError>;
 
-    /// Takes up to `limit` runs that nobody has at work: first those whose process let go of them or is gone, then
-    /// queued ones, oldest first. Raises their generation; queued ones are running from `now`. A run is not taken
+    /// Takes up to `limit` runs that nobody has at work: first those whose process let go of them or is gone, of them
+    /// first those that most processes ended with; then queued ones, oldest first. Raises their generation; queued ones are running from `now`. A run is not taken
     /// before the one that it continues has ended.
     async fn claim(&self, limit: u32, now: Timestamp) -> Result<Vec<ClaimedRun>, StoreError>;
 

@@ -163,10 +163,11 @@ impl PreparedStep {
     }
 
     /// Whether the run stands where this step leads, with the same events: its writer asks again since no answer
-    /// reached it.
+    /// reached it. A step without events left nothing to know it by.
     fn was_taken(&self, standing: &Standing, logged: &[Event]) -> bool {
         let raised = i64::from(matches!(self.status.status, "queued" | "waiting"));
-        standing.generation == self.fence + raised
+        !self.events.is_empty()
+            && standing.generation == self.fence + raised
             && standing.status == self.status.status
             && standing.finished_at == self.status.finished_at
             && standing.last_seq == self.before + self.count()

@@ -45,7 +45,8 @@ macro_rules! is_free {
 }
 pub(super) use is_free;
 
-const LEFT: &str = select_claimable!(concat!(is_free!(), " ORDER BY id LIMIT $3 FOR UPDATE OF runs SKIP LOCKED"));
+const LEFT: &str =
+    select_claimable!(concat!(is_free!(), " ORDER BY crashes DESC, id LIMIT $3 FOR UPDATE OF runs SKIP LOCKED"));
 
 const QUEUED: &str = select_claimable!(
     "status = 'queued' AND NOT EXISTS \

@@ -35,7 +35,7 @@ pub(super) struct Claim {
 
 /// Runs that nobody has at work: those that somebody had, then those that wait for a slot and whose turn it is.
 const FREE: [&str; 2] = [
-    select_claimable!("status = 'running' AND worker IS NOT ?1 ORDER BY id LIMIT ?2"),
+    select_claimable!("status = 'running' AND worker IS NOT ?1 ORDER BY crashes DESC, id LIMIT ?2"),
     select_claimable!(
         "status = 'queued' AND ?1 NOTNULL AND NOT EXISTS \
          (SELECT 1 FROM runs AS former WHERE former.id = runs.continues AND former.finished_at IS NULL) \

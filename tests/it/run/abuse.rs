@@ -113,7 +113,7 @@ async fn a_run_that_ends_every_process_that_takes_it_over_is_ended_itself() {
     while stream.next().await.unwrap().event != "tool_start" {}
     let path = stream.path().trim_end_matches("/events").to_owned();
     server.kill();
-    for crash in 1..=3 {
+    for crash in 1..=4 {
         let server = Server::start(directory.path());
         recoveries(&server, &path, crash).await;
         server.kill();
