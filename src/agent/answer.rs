@@ -4,9 +4,29 @@
 use std::collections::HashSet;
 
 use super::admit::{Checked, Toolbox};
+use super::cut::cut_middle;
 use super::machine::Machine;
 use super::state::{Answer, AnswerProblem, Phase, Slot, UnexpectedObservation, Valid};
-use crate::domain::{Arguments, Effect, EventBody, OutcomeKind, PendingCall, PendingKind, ToolCall, ToolOutcome};
+use crate::domain::{
+    Arguments, Effect, EventBody, Message, OutcomeKind, PendingCall, PendingKind, ToolCall, ToolOutcome,
+};
+
+impl Answer {
+    /// Whether this is the result that its call has in the transcript, cut to `max_chars` as that one was: whoever gave
+    /// it says it again, and nothing is left to do.
+    pub fn is_taken(&self, transcript: &[Message], max_chars: usize) -> bool {
+        let Self::Result { call_id, content, is_error } = self else { return false };
+        let last = transcript.iter().rev().find_map(|message| match message {
+            Message::Tool(result) if result.call_id == *call_id => Some(result),
+            Message::Tool(_) | Message::User(_) | Message::Assistant(_) => None,
+        });
+        last.is_some_and(|last| last.outcome == outcome(*is_error) && last.content == cut_middle(content, max_chars))
+    }
+}
+
+const fn outcome(is_error: bool) -> OutcomeKind {
+    if is_error { OutcomeKind::Error } else { OutcomeKind::Result }
+}
 
 impl Machine {
     /// The calls that wait for an answer.
@@ -75,7 +95,7 @@ fn take_answer(
     };
     match (answer, kind) {
         (Answer::Result { content, is_error, .. }, PendingKind::Client | PendingKind::UnknownOutcome) => {
-            Ok(done(if is_error { OutcomeKind::Error } else { OutcomeKind::Result }, content))
+            Ok(done(outcome(is_error), content))
         }
         (Answer::Approve { .. }, PendingKind::Approval) => match effect(toolbox, call) {
             Ok(effect) => Ok(Slot::Pending(Valid::as_asked(effect))),

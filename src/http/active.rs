@@ -22,7 +22,8 @@ use crate::store::{KeyUse, StoreError};
 /// Deliver results of calls
 ///
 /// Gives a waiting run what came of its pending calls: of tools that the caller executes (`client`), and of calls that
-/// were started when their process ended (`unknown_outcome`). All results of a request are taken, or none. The run goes
+/// were started when their process ended (`unknown_outcome`). All results of a request are taken, or none; one that was
+/// given before, word for word, is passed over. The run goes
 /// on once nothing is pending any more.
 #[utoipa::path(post, path = "/runs/{id}/tool_results", operation_id = "deliver_tool_results", tag = "runs",
     params(

@@ -43,7 +43,7 @@ pub enum OutsideError {
 }
 
 impl Supervisor {
-    /// Delivers answers to a waiting run: stored before this returns. Once nothing is waited for any more, the run is
+    /// Delivers answers to a waiting run: stored before this returns. A result that was delivered before is passed over. Once nothing is waited for any more, the run is
     /// queued.
     pub async fn deliver(
         &self,
@@ -92,6 +92,12 @@ impl Inner {
     ) -> Result<Run, OutsideError> {
         let services = &self.services;
         let loaded = services.store.load(tenant, id).await?.ok_or(OutsideError::Unknown)?;
+        let max_chars = loaded.spec.context.max_tool_result_chars;
+        let answers: Vec<_> =
+            answers.into_iter().filter(|answer| !answer.is_taken(&loaded.transcript, max_chars)).collect();
+        if answers.is_empty() {
+            return Ok(loaded.run);
+        }
         match &loaded.run.status {
             RunStatus::Waiting { .. } => {}
             RunStatus::Queued { .. } | RunStatus::Running { .. } | RunStatus::Finished { .. } => {

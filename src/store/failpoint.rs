@@ -52,10 +52,12 @@ enum Bug {
     ResumeOffByOne,
     /// The tokens of a step are added twice.
     UsageTwice,
+    /// Steps are stored whoever hands them in.
+    NoFence,
 }
 
 impl Bug {
-    const ALL: [(&str, Self); 11] = [
+    const ALL: [(&str, Self); 12] = [
         ("lose_run", Self::LoseRun),
         ("publish_before_commit", Self::PublishBeforeCommit),
         ("intent_after_start", Self::IntentAfterStart),
@@ -67,6 +69,7 @@ impl Bug {
         ("renumber", Self::Renumber),
         ("resume_off_by_one", Self::ResumeOffByOne),
         ("usage_twice", Self::UsageTwice),
+        ("no_fence", Self::NoFence),
     ];
 }
 
@@ -392,6 +395,11 @@ impl Store for FailpointStore {
                 self.told(run, last.seq);
             }
             return Ok(committed);
+        }
+        if self.bug == Some(Bug::NoFence)
+            && let Some(run) = self.inner.run(&TenantId::local(), commit.run).await?
+        {
+            (commit.generation, commit.after) = (run.generation, run.last_seq);
         }
         let number = self.before();
         let mut committed = self.inner.commit_step(commit).await?;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use reqwest::header::ACCEPT;
@@ -45,17 +46,26 @@ impl Log {
     }
 }
 
-/// Talks to one server. Cheap to clone.
+/// Talks to one server at a time. Clones talk to the same one.
 #[derive(Clone)]
 pub(crate) struct Client {
-    base: String,
+    server: Arc<Mutex<SocketAddr>>,
     http: reqwest::Client,
 }
 
 impl Client {
     pub(crate) fn new(address: SocketAddr) -> Self {
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
-        Self { base: format!("http://{address}"), http }
+        Self { server: Arc::new(Mutex::new(address)), http }
+    }
+
+    /// Asks another server from now on. What is under way stays where it is.
+    pub(crate) fn turn_to(&self, address: SocketAddr) {
+        *self.server.lock().unwrap() = address;
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.server.lock().unwrap())
     }
 
     /// Makes a run and follows it to its end.
@@ -77,7 +87,7 @@ impl Client {
                 "input": model::input(key, delay), "metadata": {"key": key}, "on_repeat": "allow",
                 "limits": {"timeout_ms": 1_800_000},
             });
-            let request = self.http.post(format!("{}/runs", self.base)).json(&body).timeout(ANSWER);
+            let request = self.http.post(self.url("/runs")).json(&body).timeout(ANSWER);
             let request = request.header("idempotency-key", key);
             if let Ok(answer) = request.send().await {
                 let status = answer.status();
@@ -102,7 +112,7 @@ impl Client {
         let mut reader = Reader { run: run.to_owned(), connections: Vec::new() };
         let mut cursor: Option<String> = None;
         while Instant::now() < until {
-            let mut request = self.http.get(format!("{}/runs/{run}/events", self.base));
+            let mut request = self.http.get(self.url(&format!("/runs/{run}/events")));
             request = request.header(ACCEPT, "text/event-stream");
             if let Some(cursor) = &cursor {
                 request = request.header("last-event-id", cursor);
@@ -173,13 +183,13 @@ impl Client {
     /// The run with what is asked of it now; for waiting.
     pub(crate) async fn unfinished(&self) -> Option<usize> {
         let path = "/runs?status=queued&status=running&limit=200";
-        let answer = self.http.get(format!("{}{path}", self.base)).timeout(ANSWER).send().await.ok()?;
+        let answer = self.http.get(self.url(path)).timeout(ANSWER).send().await.ok()?;
         let page: Value = answer.json().await.ok()?;
         Some(page["data"].as_array()?.len())
     }
 
     async fn text(&self, path: &str) -> String {
-        let answer = self.http.get(format!("{}{path}", self.base)).send().await.unwrap();
+        let answer = self.http.get(self.url(path)).send().await.unwrap();
         answer.text().await.unwrap()
     }
 

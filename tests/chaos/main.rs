@@ -50,6 +50,8 @@ enum Experiment {
     Outage(experiment::outage::Args),
     /// Postgres is restarted again and again under load, then stays away for a while.
     PgRestart(experiment::outage::RestartArgs),
+    /// A server is paused for longer than its lease, another one takes over, and it wakes among runs of the other.
+    Pause(experiment::pause::Args),
     /// Each server that is broken on purpose is found out.
     Prove(experiment::prove::Args),
     /// A short form of the others.
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
             Experiment::Sigterm(args) => experiment::sigterm::run(&args, &mut report).await,
             Experiment::Outage(args) => experiment::outage::once(&args, &mut report).await,
             Experiment::PgRestart(args) => experiment::outage::restarts(&args, &mut report).await,
+            Experiment::Pause(args) => experiment::pause::run(&args, &mut report).await,
             Experiment::Prove(args) => experiment::prove::run(&args, &mut report).await,
             Experiment::Short(args) => experiment::short::run(&args, &mut report).await,
         }

@@ -80,7 +80,7 @@ impl Sandbox {
             (_, None) => format!("sqlite:{}/hames.db", folder.path().display()),
         };
         let (model, address) = (Model::start().await, free_address());
-        let settings = settings(folder.path(), &model, address, &database);
+        let settings = settings(folder.path(), &model, &database);
         std::fs::write(folder.path().join("hames.toml"), settings).unwrap();
         std::fs::create_dir(folder.path().join("files")).unwrap();
         let server = Server::new(folder.path().to_owned(), address);
@@ -138,7 +138,7 @@ impl Sandbox {
     }
 }
 
-fn settings(folder: &std::path::Path, model: &Model, address: std::net::SocketAddr, database: &str) -> String {
+fn settings(folder: &std::path::Path, model: &Model, database: &str) -> String {
     let folder = folder.display();
     let program = std::env::current_exe().unwrap();
     let commands: String = COMMANDS
@@ -153,8 +153,6 @@ fn settings(folder: &std::path::Path, model: &Model, address: std::net::SocketAd
         .collect();
     format!(
         r#"
-[server]
-bind = "{address}"
 [store]
 url = "{database}"
 [run]

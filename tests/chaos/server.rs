@@ -27,10 +27,15 @@ pub(crate) struct Server {
 /// An address nobody listens on, outside of the range from which the system gives ports to connections, so that it is
 /// free again after every restart.
 pub(crate) fn free_address() -> SocketAddr {
+    free_address_but(SocketAddr::from(([127, 0, 0, 1], 0)))
+}
+
+/// The same, and another one than that.
+fn free_address_but(taken: SocketAddr) -> SocketAddr {
     let mut dice = Dice::new(u64::from(std::process::id()));
     loop {
         let address = SocketAddr::from(([127, 0, 0, 1], dice.within(12_000..30_000) as u16));
-        if TcpListener::bind(address).is_ok() {
+        if address != taken && TcpListener::bind(address).is_ok() {
             return address;
         }
     }
@@ -42,6 +47,11 @@ impl Server {
         Self { folder, address, child: None, slowest_start: Duration::ZERO }
     }
 
+    /// Another one over the same folder, with an address of its own. Not started.
+    pub(crate) fn beside(&self) -> Self {
+        Self::new(self.folder.clone(), free_address_but(self.address))
+    }
+
     /// Starts it with further variables, and waits until it listens or has ended.
     pub(crate) async fn start(&mut self, variables: &[(&str, &str)]) {
         let log = OpenOptions::new().append(true).create(true).open(self.folder.join("log")).unwrap();
@@ -49,6 +59,7 @@ impl Server {
         let child = Command::new(env!("CARGO_BIN_EXE_hames"))
             .args(["serve", "--config", "hames.toml"])
             .current_dir(&self.folder)
+            .env("HAMES_SERVER__BIND", self.address.to_string())
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -85,13 +96,26 @@ impl Server {
         }
     }
 
+    /// Stops it in the middle of what it does (`kill -STOP`).
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it go on after a pause.
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(child) = &self.child {
+            kill_process(Pid::from_child(child), signal).unwrap();
+        }
+    }
+
     /// `kill -TERM`; how it ended, and after how long. Killed when it takes longer than `patience`.
     pub(crate) async fn terminate(&mut self, patience: Duration) -> (Option<ExitStatus>, Duration) {
         let started = Instant::now();
-        if let Some(child) = &self.child {
-            let pid = Pid::from_child(child);
-            kill_process(pid, Signal::TERM).unwrap();
-        }
+        self.signal(Signal::TERM);
         while started.elapsed() < patience {
             if let Some(status) = self.ended() {
                 self.child = None;

@@ -3,6 +3,7 @@
 pub(crate) mod commits;
 pub(crate) mod kill;
 pub(crate) mod outage;
+pub(crate) mod pause;
 pub(crate) mod prove;
 pub(crate) mod short;
 pub(crate) mod sigterm;

@@ -96,8 +96,11 @@ async fn answers_that_do_not_fit_change_nothing_and_say_what_would() {
     decide(&app, &run, json!([{"call_id": "w", "decision": "edit"}])).await.problem(400, "invalid_request");
     assert_eq!(app.client.get(&format!("/runs/{run}")).await.body, before);
 
-    // A part of the answers leaves the rest; the same answer again is late.
-    assert_eq!(results(&app, &run, json!([{"call_id": "c", "content": "x"}])).await.body["status"], "waiting");
+    // A part of the answers leaves the rest; it can be given again, and not be changed.
+    for _ in 0..2 {
+        let taken = results(&app, &run, json!([{"call_id": "c", "content": "x"}])).await;
+        assert_eq!((taken.status, &taken.body["pending"][0]["call_id"]), (200, &json!("w")), "{}", taken.text);
+    }
     let late = results(&app, &run, json!([{"call_id": "c", "content": "other"}])).await;
     assert!(late.problem(409, "call_conflict").contains("these do: w"), "{}", late.text);
     let edit = json!([{"call_id": "w", "decision": "edit", "arguments": {"n": 2}}]);
@@ -109,6 +112,11 @@ async fn answers_that_do_not_fit_change_nothing_and_say_what_would() {
     model.asked().await.answer("fine").await;
     assert_eq!(settled(&app, &run).await["status"], "completed");
     decide(&app, &run, json!([{"call_id": "w", "decision": "approve"}])).await.problem(409, "run_conflict");
+    let again = results(&app, &run, json!([{"call_id": "c", "content": "x"}])).await;
+    assert_eq!((again.status, &again.body["status"]), (200, &json!("completed")));
+    results(&app, &run, json!([{"call_id": "c", "content": "x", "is_error": true}])).await.problem(409, "run_conflict");
+    let results = app.transcript(run.parse().unwrap()).await.into_iter().filter(|message| message.text() == "x");
+    assert_eq!(results.count(), 1);
     app.finish().await;
 }
 

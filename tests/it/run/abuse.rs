@@ -1,7 +1,5 @@
-//! What goes wrong elsewhere under rough handling: killed processes, floods, readers and callers that go away.
+//! What goes wrong elsewhere under rough handling: floods, readers and callers that go away.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -12,116 +10,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::support::app::Setup;
-use crate::support::client::ApiClient;
 use crate::support::sse::SlowReader;
 use crate::support::stage::{call, stage_tool};
-
-/// `hames serve` as a process of its own.
-struct Server {
-    process: Child,
-    client: ApiClient,
-}
-
-impl Server {
-    fn start(directory: &std::path::Path) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_hames"))
-            .args(["serve", "--config", "hames.toml"])
-            .current_dir(directory)
-            .env("HAMES_LOG__LEVEL", "info")
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let address = lines
-            .find_map(|line| line.unwrap().split_once("listening address=").map(|(_, rest)| rest.trim().to_owned()))
-            .expect("the server does not start");
-        // The log is read on, so that the server never waits for a reader.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { process, client: ApiClient::new(address.parse().unwrap()) }
-    }
-
-    fn kill(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Already dead is what it should be.
-        drop(self.process.kill());
-        drop(self.process.wait());
-    }
-}
-
-// stjude-rust-labs/sprocket#1091: after a restart nobody has the handle that a cancel would need.
-#[tokio::test]
-async fn a_run_of_a_killed_process_is_at_work_in_the_next_one_and_a_cancel_ends_it() {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(
-        directory.path().join("hames.toml"),
-        "[server]\nbind = \"127.0.0.1:0\"\n[providers.s]\nkind = \"scripted\"\nscript = \"s.json\"\n\
-         [agents.a]\nmodel = \"s/m\"\ntools = [\"run_command\"]\n\
-         [commands.long]\nexecutable = \"sleep\"\nargs = [\"60\"]\neffect = \"read_only\"\n",
-    )
-    .unwrap();
-    let script = json!({"turns": [{"tool_calls": [{"name": "run_command", "arguments": {"command": "long"}}]}]});
-    std::fs::write(directory.path().join("s.json"), script.to_string()).unwrap();
-    let server = Server::start(directory.path());
-    let mut stream = server.client.create_and_stream(&json!({"input": "x"})).await.unwrap();
-    while stream.next().await.unwrap().event != "tool_start" {}
-    let path = stream.path().trim_end_matches("/events").to_owned();
-    server.kill();
-
-    let server = Server::start(directory.path());
-    recoveries(&server, &path, 1).await;
-    assert_eq!(server.client.get(&path).await.body["status"], "running");
-    assert_eq!(server.client.delete(&path).await.status, 202);
-    let ended = server.client.get(&format!("{path}?wait=10")).await.body;
-    assert_eq!(ended["status"], "aborted");
-    let answer = server.client.delete(&path).await;
-    assert_eq!((answer.status, &answer.body), (200, &ended));
-}
-
-/// Waits until a run was taken over so many times.
-async fn recoveries(server: &Server, path: &str, times: usize) {
-    loop {
-        let events = server.client.get(&format!("{path}/events?limit=200")).await.body;
-        let kinds = events["data"].as_array().unwrap().iter().filter(|event| event["type"] == "recovered");
-        if kinds.count() >= times {
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
-}
-
-/// A run that takes its process down is not tried for ever.
-#[tokio::test]
-async fn a_run_that_ends_every_process_that_takes_it_over_is_ended_itself() {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(
-        directory.path().join("hames.toml"),
-        "[server]\nbind = \"127.0.0.1:0\"\n[providers.s]\nkind = \"scripted\"\nscript = \"s.json\"\n\
-         [agents.a]\nmodel = \"s/m\"\ntools = [\"run_command\"]\n\
-         [commands.long]\nexecutable = \"sleep\"\nargs = [\"60\"]\neffect = \"read_only\"\n",
-    )
-    .unwrap();
-    let script = json!({"turns": [{"tool_calls": [{"name": "run_command", "arguments": {"command": "long"}}]}]});
-    std::fs::write(directory.path().join("s.json"), script.to_string()).unwrap();
-    let server = Server::start(directory.path());
-    let mut stream = server.client.create_and_stream(&json!({"input": "x"})).await.unwrap();
-    while stream.next().await.unwrap().event != "tool_start" {}
-    let path = stream.path().trim_end_matches("/events").to_owned();
-    server.kill();
-    for crash in 1..=4 {
-        let server = Server::start(directory.path());
-        recoveries(&server, &path, crash).await;
-        server.kill();
-    }
-    let server = Server::start(directory.path());
-    let ended = server.client.get(&format!("{path}?wait=10")).await.body;
-    assert_eq!((&ended["status"], &ended["error"]["code"]), (&json!("internal_error"), &json!("crash_loop")));
-}
 
 // MoonshotAI/kimi-code#1285: a flood is the business of its own call.
 #[tokio::test(flavor = "multi_thread")]

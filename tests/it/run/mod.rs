@@ -2,6 +2,7 @@
 
 mod abuse;
 mod cases;
+mod crash;
 mod end;
 mod lifecycle;
 mod load;

@@ -1,10 +1,14 @@
-//! What the next process finds: interrupted runs ended honestly, queued runs continued, nothing else touched.
+//! What the next start finds: interrupted and queued runs go on, what cannot is ended once, what is too old goes.
 
-use hames::domain::{Effect, OutcomeKind, RunStatusName, RunView};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hames::domain::{Effect, OutcomeKind, RunStatusName, RunView, Timestamp};
+use hames::time::{Clock, ManualClock};
 use serde_json::json;
 use sqlx::Connection;
 
-use crate::support::app::Setup;
+use crate::support::app::{PATIENCE, Setup};
 use crate::support::stage::{call, stage_tool};
 
 #[tokio::test]
@@ -139,4 +143,47 @@ async fn what_ended_runs_left_on_the_disk_is_removed_by_the_next_start() {
         std::fs::remove_dir_all(kept).unwrap();
     }
     app.finish().await;
+}
+
+/// What was over for long goes, everything else stays; a reader of what went is told so.
+#[tokio::test]
+async fn runs_that_ended_long_ago_are_erased_and_others_are_not() {
+    let (mut setup, model) = Setup::stage();
+    let start = Timestamp::from_millis(1_796_000_000_000);
+    let clock = Arc::new(ManualClock::new(start));
+    setup.clock = Arc::clone(&clock) as Arc<dyn Clock>;
+    let ask = json!([{"type": "client", "name": "ask", "parameters": {"type": "object"}}]);
+    let setup = setup.toml("[retention]\nfinished_days = 2\n");
+    let app = setup.start().await;
+    let old = app.create(json!({})).await;
+    model.asked().await.answer("old").await;
+    app.ended(old.id).await;
+    let waits = app.create(json!({"tools": ask, "limits": {"wait_timeout_ms": 604_800_000}})).await;
+    model.asked().await.call(vec![call("a", "ask", json!({}))]).await;
+    let wait = format!("/runs/{}?wait=30", waits.id);
+    assert_eq!(app.client.get(&wait).await.body["status"], "waiting");
+    clock.advance(Duration::from_secs(2 * 86_400 - 60));
+    let young = app.create(json!({})).await;
+    model.asked().await.answer("young").await;
+    app.ended(young.id).await;
+    app.finish().await;
+
+    // One start a minute before the time is over, one a minute after it.
+    for (later, status) in [(0, 200), (120, 410)] {
+        clock.advance(Duration::from_secs(later));
+        let app = setup.start().await;
+        let path = format!("/runs/{}", old.id);
+        let erased = async { while app.client.get(&path).await.status != status {} };
+        tokio::time::timeout(PATIENCE, erased).await.expect("it is not erased");
+        for kept in [&young, &waits] {
+            assert_eq!(app.client.get(&format!("/runs/{}", kept.id)).await.status, 200);
+        }
+        if status == 410 {
+            app.client.get(&format!("{path}/events?after=3")).await.problem(410, "run_erased");
+            let stream = app.client.stream(&format!("{path}/events"), Some("3")).await;
+            stream.err().unwrap().problem(410, "run_erased");
+            assert_eq!(app.client.get("/runs").await.body["data"].as_array().unwrap().len(), 2);
+        }
+        app.finish().await;
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hames::app::{App, Surroundings};
-use hames::config::{Config, Env, ProviderKind, ServerConfig, TelemetryConfig, load};
+use hames::config::{Config, Env, ProviderKind, ServerConfig, StoreConfig, TelemetryConfig, load};
 use hames::domain::{Event, EventKind, Message, Run, RunId, RunRequest, TenantId};
 use hames::event::Bus;
 use hames::provider::Endpoint;
@@ -40,6 +40,8 @@ pub(crate) struct Setup {
     pub(crate) env: Env,
     /// Replaces the listener's settings.
     pub(crate) server: Option<ServerConfig>,
+    /// Replaces the database.
+    pub(crate) store: Option<StoreConfig>,
     /// Instruments that the test holds as well.
     pub(crate) metrics: Option<Metrics>,
 }
@@ -74,6 +76,7 @@ impl Setup {
             clock: Arc::new(SystemClock),
             env: Env::from_iter([("PATH", "/usr/local/bin:/usr/bin:/bin")]),
             server: None,
+            store: None,
             metrics: None,
         }
     }
@@ -103,6 +106,9 @@ impl Setup {
         config.store.url = format!("sqlite:{}", self.dir.path().join("hames.db").display()).into();
         if let Some(server) = &self.server {
             config.server = server.clone();
+        }
+        if let Some(store) = &self.store {
+            config.store = store.clone();
         }
         config.run.scratch_dir = self.scratch();
         config

@@ -3,6 +3,7 @@
 pub(crate) mod app;
 pub(crate) mod client;
 pub(crate) mod collector;
+pub(crate) mod process;
 pub(crate) mod raw;
 pub(crate) mod sse;
 pub(crate) mod stage;

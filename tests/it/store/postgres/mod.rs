@@ -3,6 +3,7 @@
 mod database;
 mod failure;
 mod lease;
+mod outage;
 mod proxy;
 mod stored;
 
