@@ -23,8 +23,7 @@ use crate::store::{KeyUse, StoreError};
 ///
 /// Gives a waiting run what came of its pending calls: of tools that the caller executes (`client`), and of calls that
 /// were started when their process ended (`unknown_outcome`). All results of a request are taken, or none; one that was
-/// given before, word for word, is passed over. The run goes
-/// on once nothing is pending any more.
+/// given before, word for word, is passed over. The run goes on once nothing is pending any more.
 #[utoipa::path(post, path = "/runs/{id}/tool_results", operation_id = "deliver_tool_results", tag = "runs",
     params(
         ("id" = String, Path, pattern = "^run_[0-9a-f]{32}$", description = "The run.", example = "run_019000000000700080000000000000ab"),

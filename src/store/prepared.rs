@@ -163,11 +163,10 @@ impl PreparedStep {
     }
 
     /// Whether the run stands where this step leads, with the same events: its writer asks again since no answer
-    /// reached it. A step without events left nothing to know it by.
+    /// reached it.
     fn was_taken(&self, standing: &Standing, logged: &[Event]) -> bool {
         let raised = i64::from(matches!(self.status.status, "queued" | "waiting"));
-        !self.events.is_empty()
-            && standing.generation == self.fence + raised
+        standing.generation == self.fence + raised
             && standing.status == self.status.status
             && standing.finished_at == self.status.finished_at
             && standing.last_seq == self.before + self.count()

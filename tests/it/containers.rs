@@ -234,7 +234,11 @@ async fn the_program_takes_the_environment_of_the_container() {
     let checked = program.finish().await;
     assert_eq!((checked.code, checked.stderr.as_str()), (Some(0), ""), "{}", checked.stdout);
     assert!(checked.stdout.starts_with("listens on 0.0.0.0:8080, ") && checked.stdout.ends_with("no problems\n"));
-    assert!(checked.stdout.contains("@postgres:5432/hames") && !checked.stdout.contains("secret"), "{}", checked.stdout);
+    assert!(
+        checked.stdout.contains("@postgres:5432/hames") && !checked.stdout.contains("secret"),
+        "{}",
+        checked.stdout
+    );
 }
 
 #[tokio::test]
@@ -291,7 +295,8 @@ fn compose_reads_the_file_and_wants_a_password() {
     let directory = tempfile::tempdir().unwrap();
     // The first version knows everything but the name.
     let is_first = program.len() == 1;
-    let file: String = COMPOSE.lines().filter(|line| !is_first || !line.starts_with("name:")).collect::<Vec<_>>().join("\n");
+    let file: String =
+        COMPOSE.lines().filter(|line| !is_first || !line.starts_with("name:")).collect::<Vec<_>>().join("\n");
     std::fs::write(directory.path().join("docker-compose.yml"), file).unwrap();
     std::fs::write(directory.path().join(".env"), "").unwrap();
     let run = |password: &str| {

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use sqlx::SqliteConnection;
 
 use super::key;
-use super::script::{Script, portions, rows};
+use super::script::{Portion, Script, portions, rows};
 use super::write::{Appended, request_cancel, size};
 use super::writer::Write;
 use crate::domain::{RunId, Timestamp};
@@ -13,7 +13,7 @@ use crate::store::row::Cells;
 use crate::store::{Created, NewRun, StoreError};
 
 /// Most rows of one statement.
-const ROWS_PER_STATEMENT: usize = 16;
+const ROWS_PER_STATEMENT: usize = 64;
 
 /// Stores an accepted run.
 pub(super) struct CreateRun(PreparedRun);
@@ -42,8 +42,8 @@ impl CreateRun {
             Ok(place) => place,
             Err(error) => return Ok(Err(error)),
         };
-        insert_runs(&[Row { new, continues: place.continues }], script).await?;
-        insert_specs(&[new], script).await?;
+        insert_runs(Portion { items: &[Row { new, continues: place.continues }], rows: 1 }, script).await?;
+        insert_specs(Portion { items: &[new], rows: 1 }, script).await?;
         insert_metadata(&[new], script).await?;
         let created = new.created(place);
         let mut appended = Appended::default();
@@ -126,8 +126,8 @@ impl Write for CreateRun {
         let free: Vec<&PreparedRun> =
             runs.iter().filter(|run| !run.is_conditional()).map(|CreateRun(new)| new).collect();
         for runs in portions(&free, ROWS_PER_STATEMENT) {
-            let rows: Vec<_> = runs.iter().map(|new| Row { new, continues: None }).collect();
-            insert_runs(&rows, script).await?;
+            let items: Vec<_> = runs.items.iter().map(|new| Row { new, continues: None }).collect();
+            insert_runs(Portion { items: &items, rows: runs.rows }, script).await?;
             insert_specs(runs, script).await?;
             script.end_part();
         }
@@ -149,9 +149,9 @@ impl Write for CreateRun {
     }
 }
 
-async fn insert_runs(runs: &[Row<'_>], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+async fn insert_runs(runs: Portion<'_, Row<'_>>, script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     let mut values = script.begin().await?;
-    for Row { new, continues } in runs {
+    for Row { new, continues } in runs.items {
         let run = &new.run;
         values
             .bind(&new.name)?
@@ -182,22 +182,28 @@ async fn insert_runs(runs: &[Row<'_>], script: &mut Script<'_>) -> Result<(), sq
             .bind(new.state.as_deref())?
             .bind(0)?;
     }
+    values.fill_up(runs, 27)?;
     let sql = format!(
         "INSERT INTO runs (id, tenant, generation, status, agent, model, thread, continues, limits, metadata, steps, \
          tool_calls, usage, last_seq, worker, crashes, created_at, started_at, deadline_at, time_left_ms, \
-         waiting_until, cancel_requested_at, finished_at, pending, ending, state, inbox) VALUES {}",
-        rows(runs.len(), 27)
+         waiting_until, cancel_requested_at, finished_at, pending, ending, state, inbox) \
+         SELECT * FROM (VALUES {}) WHERE column1 NOTNULL",
+        rows(runs.rows, 27)
     );
     script.add(&sql);
     Ok(())
 }
 
-async fn insert_specs(runs: &[&PreparedRun], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+async fn insert_specs(runs: Portion<'_, &PreparedRun>, script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     let mut values = script.begin().await?;
-    for run in runs {
+    for run in runs.items {
         values.bind(&run.name)?.bind(&run.spec)?;
     }
-    script.add(&format!("INSERT INTO run_specs (run, spec) VALUES {}", rows(runs.len(), 2)));
+    values.fill_up(runs, 2)?;
+    script.add(&format!(
+        "INSERT INTO run_specs (run, spec) SELECT * FROM (VALUES {}) WHERE column1 NOTNULL",
+        rows(runs.rows, 2)
+    ));
     Ok(())
 }
 
@@ -205,11 +211,14 @@ async fn insert_metadata(runs: &[&PreparedRun], script: &mut Script<'_>) -> Resu
     let labels: Vec<_> = runs.iter().flat_map(|new| new.run.metadata.iter().map(move |label| (new, label))).collect();
     for labels in portions(&labels, ROWS_PER_STATEMENT) {
         let mut values = script.begin().await?;
-        for (new, (key, value)) in labels {
+        for (new, (key, value)) in labels.items {
             values.bind(new.run.tenant.as_str())?.bind(key.as_str())?.bind(value.as_str())?.bind(&new.name)?;
         }
-        let rows = rows(labels.len(), 4);
-        script.add(&format!("INSERT INTO run_metadata (tenant, key, value, run) VALUES {rows}"));
+        values.fill_up(labels, 4)?;
+        script.add(&format!(
+            "INSERT INTO run_metadata (tenant, key, value, run) SELECT * FROM (VALUES {}) WHERE column1 NOTNULL",
+            rows(labels.rows, 4)
+        ));
         script.end_part();
     }
     Ok(())

@@ -3,8 +3,8 @@
 //! Each trip there and back costs two wake-ups, more than most statements do, so statements go there together. How many
 //! is a balance: the text of a trip is prepared anew when it was not seen lately. A transaction of a single write goes
 //! there as few times as it has answers to wait for, and its texts are always the same. A larger one writes many rows
-//! with each statement, and goes there with each part of it: the rows of a part are a power of two, so that a few
-//! prepared texts serve groups of every size.
+//! with each statement, and goes there with each part of it: the rows of a part are filled up with empty ones to one of a
+//! few sizes, so that a few prepared texts serve groups of every size.
 
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Arguments, AssertSqlSafe, Encode, Sqlite, SqliteConnection, Type};
@@ -131,16 +131,38 @@ impl Values<'_> {
         self.0.add(value).map_err(sqlx::Error::Encode)?;
         Ok(self)
     }
+
+    /// Fills a portion up with rows of so many columns of `NULL`. The statement has to pass them over.
+    pub(super) fn fill_up(&mut self, portion: Portion<'_, impl Sized>, columns: usize) -> Result<(), sqlx::Error> {
+        for _ in 0..(portion.rows - portion.items.len()) * columns {
+            self.bind(None::<i64>)?;
+        }
+        Ok(())
+    }
 }
 
-/// Cuts items into portions of a power of two, at most `max` (one itself), the larger ones first.
-pub(super) fn portions<T>(items: &[T], max: usize) -> impl Iterator<Item = &[T]> {
-    let mut left = items;
-    std::iter::from_fn(move || {
-        let size = 1 << left.len().min(max).checked_ilog2()?;
-        let (portion, rest) = left.split_at(size);
-        left = rest;
-        Some(portion)
+/// Items that are the rows of one statement.
+pub(super) struct Portion<'i, T> {
+    pub(super) items: &'i [T],
+    /// How many rows the statement has: those of the items, and empty ones after them.
+    pub(super) rows: usize,
+}
+
+impl<T> Clone for Portion<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Portion<'_, T> {}
+
+/// Cuts items into portions of at most `max`. The rows of a portion are 1, 2, 3, 4, 6, 8, 12, 16, 24, …: a power of two,
+/// or one and a half.
+pub(super) fn portions<T>(items: &[T], max: usize) -> impl Iterator<Item = Portion<'_, T>> {
+    items.chunks(max).map(|items| {
+        let power = items.len().next_power_of_two();
+        let less = power / 4 * 3;
+        Portion { items, rows: if power >= 4 && items.len() <= less { less } else { power } }
     })
 }
 
@@ -155,14 +177,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn portions_are_all_items_in_order_in_powers_of_two() {
+    fn portions_are_all_items_in_order_in_a_few_sizes() {
+        let mut sizes = std::collections::BTreeSet::new();
         for len in 0..200_usize {
             let items: Vec<_> = (0..len).collect();
-            let cut: Vec<&[usize]> = portions(&items, 32).collect();
-            assert_eq!(cut.concat(), items);
-            assert!(cut.iter().all(|portion| portion.len().is_power_of_two() && portion.len() <= 32));
-            assert!(cut.len() <= len / 32 + 5, "{len}");
+            let cut: Vec<_> = portions(&items, 64).collect();
+            assert_eq!(cut.iter().flat_map(|portion| portion.items).copied().collect::<Vec<_>>(), items);
+            assert_eq!(cut.len(), len.div_ceil(64));
+            for Portion { items, rows } in cut {
+                assert!(items.len() <= rows && rows * 2 <= items.len() * 3, "{} in {rows}", items.len());
+                sizes.insert(rows);
+            }
         }
+        assert_eq!(sizes.into_iter().collect::<Vec<_>>(), [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]);
     }
 
     #[test]

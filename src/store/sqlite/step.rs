@@ -8,7 +8,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::key;
 use super::read::log;
-use super::script::{Script, portions, rows};
+use super::script::{Portion, Script, portions, rows};
 use super::write::{Appended, size};
 use super::writer::Write;
 use crate::domain::{RunId, TenantId};
@@ -17,7 +17,7 @@ use crate::store::row::{self, Cells, run_columns};
 use crate::store::{Committed, KeyUse, StepCommit, StoreError};
 
 /// Most rows of one statement.
-const ROWS_PER_STATEMENT: usize = 32;
+const ROWS_PER_STATEMENT: usize = 128;
 
 /// Commits one step.
 pub(super) struct CommitStep(PreparedStep);
@@ -64,8 +64,8 @@ impl Write for CommitStep {
             left = later;
             let mut taken = HashMap::new();
             for portion in portions(&now, ROWS_PER_STATEMENT) {
-                let steps: Vec<&PreparedStep> = portion.iter().map(|(step, _)| *step).collect();
-                update(&steps, &mut taken, script).await?;
+                let items: Vec<&PreparedStep> = portion.items.iter().map(|(step, _)| *step).collect();
+                update(Portion { items: &items, rows: portion.rows }, &mut taken, script).await?;
             }
             for (step, answer) in now {
                 *answer = Some(match taken.remove(&step.run) {
@@ -92,7 +92,7 @@ impl Write for CommitStep {
 
 /// Brings the rows up to these steps, each of another run, and notes which took theirs.
 async fn update(
-    steps: &[&PreparedStep],
+    steps: Portion<'_, &PreparedStep>,
     taken: &mut HashMap<RunId, Told>,
     script: &mut Script<'_>,
 ) -> Result<(), sqlx::Error> {
@@ -104,9 +104,9 @@ async fn update(
     Ok(())
 }
 
-async fn add_update(steps: &[&PreparedStep], script: &mut Script<'_>) -> Result<(), sqlx::Error> {
+async fn add_update(steps: Portion<'_, &PreparedStep>, script: &mut Script<'_>) -> Result<(), sqlx::Error> {
     let mut values = script.begin().await?;
-    for step in steps {
+    for step in steps.items {
         values
             .bind(&step.name)?
             .bind(step.fence)?
@@ -128,6 +128,7 @@ async fn add_update(steps: &[&PreparedStep], script: &mut Script<'_>) -> Result<
             .bind(step.count())?
             .bind(step.cancel_requested_at)?;
     }
+    values.fill_up(steps, 19)?;
     script.add(&format!(
         "WITH step (id, generation, status, started_at, deadline_at, time_left_ms, waiting_until, finished_at, \
          pending, ending, steps, tool_calls, usage, crashes, all_read, state, before, events, cancel_requested_at) \
@@ -143,7 +144,7 @@ async fn add_update(steps: &[&PreparedStep], script: &mut Script<'_>) -> Result<
          AND (step.finished_at IS NULL OR runs.cancel_requested_at IS step.cancel_requested_at) \
          AND (step.all_read IS NULL OR runs.inbox = step.all_read) \
          RETURNING id, cancel_requested_at, inbox",
-        rows(steps.len(), 19)
+        rows(steps.rows, 19)
     ));
     Ok(())
 }
@@ -160,7 +161,7 @@ async fn commit_alone(
     step: &PreparedStep,
     script: &mut Script<'_>,
 ) -> Result<Result<Committed, StoreError>, sqlx::Error> {
-    add_update(&[step], script).await?;
+    add_update(Portion { items: &[step], rows: 1 }, script).await?;
     if !step.events.is_empty() {
         let mut values = script.begin().await?;
         for (event, body) in (1..).zip(&step.events) {
@@ -199,7 +200,7 @@ async fn commit_with_key(
         return Ok(Err(StoreError::KeyTaken(kept)));
     }
     let mut taken = HashMap::new();
-    update(&[step], &mut taken, script).await?;
+    update(Portion { items: &[step], rows: 1 }, &mut taken, script).await?;
     let Some(told) = taken.remove(&step.run) else {
         return not_taken(step, script.connection().await?).await;
     };

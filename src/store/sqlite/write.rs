@@ -14,7 +14,7 @@ use crate::store::row::{self, run_columns};
 use crate::store::{Post, StoreError};
 
 /// Most events of one statement.
-const EVENTS_PER_STATEMENT: usize = 64;
+const EVENTS_PER_STATEMENT: usize = 256;
 
 /// Stores the wish to end a run.
 pub(super) struct RequestCancel {
@@ -195,7 +195,7 @@ impl Appended {
     pub(super) async fn insert(self, script: &mut Script<'_>) -> Result<(), sqlx::Error> {
         for portion in portions(&self.events, EVENTS_PER_STATEMENT) {
             let mut values = script.begin().await?;
-            for event in portion {
+            for event in portion.items {
                 let seq = i64::try_from(event.seq).map_err(|error| sqlx::Error::Encode(error.into()))?;
                 values
                     .bind(event.run.to_string())?
@@ -204,8 +204,11 @@ impl Appended {
                     .bind(event.body.kind.as_str())?
                     .bind(&event.body.json[..])?;
             }
-            let rows = rows(portion.len(), 5);
-            script.add(&format!("INSERT INTO run_events (run, seq, time, kind, body) VALUES {rows}"));
+            values.fill_up(portion, 5)?;
+            script.add(&format!(
+                "INSERT INTO run_events (run, seq, time, kind, body) SELECT * FROM (VALUES {}) WHERE column1 NOTNULL",
+                rows(portion.rows, 5)
+            ));
             script.end_part();
         }
         Ok(())

@@ -242,6 +242,8 @@ impl Model {
             Stale::Claims(behind) => (generation.saturating_sub(behind), after),
             Stale::Events(behind) => (generation, after.saturating_sub(behind)),
         };
+        // Every step that leaves the run at rest tells of it; by the time of that it differs from every other.
+        let events = if matches!(then, Then::Run) { events } else { events.max(1) };
         let bodies = (0..events).map(|n| mark(u32::try_from(n).unwrap())).collect();
         let commit = step(&running(number), generation, bodies);
         let status = match then {
@@ -251,7 +253,6 @@ impl Model {
             Then::Complete => completed(),
             Then::Abort => aborted(),
         };
-        // Its own time tells it from every other step.
         let (inbox_read, cancel_requested_at) = (if reads { newest } else { 0 }, asked.filter(|_| knows));
         StepCommit { status, after, time: now, inbox_read, cancel_requested_at, ..commit }
     }
