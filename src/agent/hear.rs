@@ -20,6 +20,8 @@ impl Machine {
             match item {
                 InboxItem::Message { content } => self.state.said.push(UserMessage { content }),
                 InboxItem::Limits { limits } => {
+                    // Whoever raised one of them may not have known of another.
+                    let limits = self.spec.limits.raised_to(limits);
                     self.spec.limits = limits;
                     self.state.limits = Some(limits);
                     // What was nearly used up may have room again, and can be warned of again.

@@ -43,6 +43,21 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// These, raised to those where they are lower.
+    pub fn raised_to(self, other: Self) -> Self {
+        Self {
+            max_steps: self.max_steps.max(other.max_steps),
+            max_tool_calls: self.max_tool_calls.max(other.max_tool_calls),
+            max_tokens: self.max_tokens.max(other.max_tokens),
+            timeout_ms: self.timeout_ms.max(other.timeout_ms),
+            model_timeout_ms: self.model_timeout_ms.max(other.model_timeout_ms),
+            tool_timeout_ms: self.tool_timeout_ms.max(other.tool_timeout_ms),
+            wait_timeout_ms: self.wait_timeout_ms.max(other.wait_timeout_ms),
+        }
+    }
+}
+
 /// Tokens of one model call as its provider reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenUsage {

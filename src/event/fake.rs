@@ -9,7 +9,8 @@ use crate::domain::{
     Event, InboxItem, InboxNumber, Limits, Message, ModelRef, Run, RunId, RunStatus, Seq, TenantId, Timestamp, Usage,
 };
 use crate::store::{
-    ClaimedRun, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit, Store, StoreError,
+    Backlog, ClaimedRun, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit, Store,
+    StoreError,
 };
 
 /// One run of the local tenant. Panics on any query for more than a page, and on verbs a reader has no use for.
@@ -133,7 +134,7 @@ impl Store for FakeStore {
         unreachable!("a reader has no lease")
     }
 
-    async fn release(&self) -> Result<(), StoreError> {
+    async fn release(&self, _parked: &[RunId]) -> Result<(), StoreError> {
         unreachable!("a reader has no runs")
     }
 
@@ -193,7 +194,7 @@ impl Store for FakeStore {
         unreachable!("closing a stream cancels nothing")
     }
 
-    async fn queued(&self) -> Result<u64, StoreError> {
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
         unreachable!("a reader has no queue")
     }
 

@@ -14,7 +14,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 
-use super::problem::{Problem, ProblemCode};
+use super::problem::{Problem, ProblemCode, shown};
 use super::state::HttpState;
 use crate::domain::{TenantId, Timestamp};
 use crate::store::{KeptAnswer, KeyUse};
@@ -84,7 +84,10 @@ pub(super) async fn attempt(state: &HttpState, tenant: &TenantId, key: Option<&K
     let Some(key) = key else { return Ok(Attempt::First(None)) };
     let entry = (tenant.clone(), key.key.clone());
     if !lock(&state.flights().0).insert(entry.clone()) {
-        let detail = "The first request with this `Idempotency-Key` is still being answered. Try again soon.";
+        let detail = format!(
+            "The first request with the `Idempotency-Key` `{}` is still being answered; try again in a second.",
+            shown(&key.key)
+        );
         return Err(Problem::new(ProblemCode::KeyInUse, detail).with_retry_after(Duration::from_secs(1)));
     }
     let flight = Flight { keys: Arc::clone(&state.flights().0), entry };
@@ -99,8 +102,10 @@ pub(super) fn same(kept: KeptAnswer, key: &KeyUse) -> Result<KeptAnswer, Problem
     if kept.fingerprint == key.fingerprint {
         return Ok(kept);
     }
-    let detail =
-        "This `Idempotency-Key` was used for another request: its method, path or body differed. Use a new key.";
+    let detail = format!(
+        "The `Idempotency-Key` `{}` was used for another request: its method, path or body differed; use a new key.",
+        shown(&key.key)
+    );
     Err(Problem::new(ProblemCode::KeyReused, detail))
 }
 

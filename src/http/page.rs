@@ -1,6 +1,6 @@
 //! Lists in pages: how many, and where the next one starts.
 
-use super::problem::Problem;
+use super::problem::{Problem, shown};
 use super::query::{QueryReader, whole_number};
 use crate::domain::{Run, RunId};
 
@@ -25,7 +25,8 @@ pub(super) fn optional_limit(query: &mut QueryReader) -> Result<Option<u32>, Pro
 /// it names the last run that was seen.
 pub(super) fn cursor(query: &mut QueryReader) -> Result<Option<RunId>, Problem> {
     query.one("cursor", |text| {
-        let hint = || "is not a cursor; expected `next_cursor` of an earlier page, unchanged".to_owned();
+        let hint =
+            || format!("`{}` is not a cursor; expected `next_cursor` of an earlier page, unchanged", shown(text));
         let id = text.strip_prefix("before_").ok_or_else(hint)?;
         format!("run_{id}").parse().map_err(|_| hint())
     })
@@ -106,7 +107,11 @@ mod tests {
             assert!(read(bad).unwrap_err().contains("expected a whole number from 1 to 200"), "{bad}");
         }
         for bad in ["cursor=", "cursor=before_", "cursor=run_00000000000000000000000000000001", "cursor=before_%00"] {
-            assert!(read(bad).unwrap_err().starts_with("?cursor: is not a cursor"), "{bad}");
+            let told = read(bad).unwrap_err();
+            assert!(
+                told.starts_with("?cursor: `") && told.contains("` is not a cursor; expected `next_cursor`"),
+                "{told}"
+            );
         }
     }
 }

@@ -215,7 +215,9 @@ pub(super) struct ProblemBody {
     #[schema(minimum = 400, maximum = 599, example = 404)]
     status: u16,
     /// What happened this time: the thing, the value, what was expected.
-    #[schema(example = "There is no run with this id.")]
+    #[schema(
+        example = "There is no run with this id; an id is what `POST /runs` gave: `run_` and 32 hexadecimal digits."
+    )]
     detail: String,
     /// The kind of problem.
     code: ProblemCode,
@@ -248,7 +250,10 @@ impl Problem {
 
     /// The same answer for a run that does not exist, that is another tenant's, and for a text that is no id.
     pub(super) fn run_not_found() -> Self {
-        Self::new(ProblemCode::RunNotFound, "There is no run with this id.")
+        Self::new(
+            ProblemCode::RunNotFound,
+            "There is no run with this id; an id is what `POST /runs` gave: `run_` and 32 hexadecimal digits.",
+        )
     }
 
     /// The run was there.
@@ -423,8 +428,10 @@ impl From<SubscribeError> for Problem {
 impl Problem {
     /// A cursor that lies beyond the newest event.
     pub(super) fn beyond_end(last_seq: u64) -> Self {
-        let detail =
-            format!("The cursor lies beyond the end of this run's log; its newest event has the number {last_seq}.");
+        let detail = format!(
+            "The cursor lies beyond the end of this run's log, whose newest event has the number {last_seq}; give the \
+                 `id` of an event that this run's stream has sent, or none."
+        );
         Self::new(ProblemCode::InvalidCursor, detail)
     }
 }
@@ -467,7 +474,7 @@ mod tests {
         assert_eq!(
             answer(Problem::run_not_found()).await.3,
             json!({"type": "/problems/run_not_found", "title": "No such run", "status": 404,
-                   "detail": "There is no run with this id.", "code": "run_not_found"})
+                   "detail": "There is no run with this id; an id is what `POST /runs` gave: `run_` and 32 hexadecimal digits.", "code": "run_not_found"})
         );
     }
 

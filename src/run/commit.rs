@@ -63,7 +63,13 @@ pub(super) fn apply(run: &mut Run, machine: &Machine, now: Timestamp) {
             };
             RunStatus::Waiting { paused, until, calls }
         }
-        Doing::Answered => RunStatus::Queued { paused: Some(pause(&run.status, now)) },
+        Doing::Answered => match &run.status {
+            // A worker has it already.
+            RunStatus::Running { .. } => return,
+            RunStatus::Queued { .. } | RunStatus::Waiting { .. } | RunStatus::Finished { .. } => {
+                RunStatus::Queued { paused: Some(pause(&run.status, now)) }
+            }
+        },
         Doing::Over(end) => {
             let (started_at, deadline_at) = match &run.status {
                 RunStatus::Queued { paused } => (paused.map(|paused| paused.started_at), None),
@@ -106,15 +112,28 @@ pub(super) fn encode(events: &[EventBody], run: &Run, moment: Moment) -> Result<
     Ok(encoded)
 }
 
-/// Commits a transition of a run and publishes it; `work.run` then is the run as stored. Waits for a database that is
-/// away, since the step has happened and only a commit makes it count. `key` is what the step was asked for with.
+/// Who commits.
+#[derive(Clone, Copy)]
+pub(super) enum Author<'k> {
+    /// The run's worker. It waits for a database that is away, since the step has happened and only a commit makes it
+    /// count.
+    Worker,
+    /// Somebody who is told that the database is away. A caller may ask with a key.
+    Other(Option<&'k KeyUse>),
+}
+
+/// Commits a transition of a run and publishes it; `work.run` then is the run as stored.
 pub(super) async fn commit(
     store: &dyn Store,
     work: &mut Work,
     mut transition: Transition,
     moment: Moment,
-    key: Option<&KeyUse>,
+    author: Author<'_>,
 ) -> Result<(), CommitError> {
+    let key = match author {
+        Author::Worker => None,
+        Author::Other(key) => key,
+    };
     let before = work.run.status.clone();
     let stored = loop {
         apply(&mut work.run, &work.machine, moment.now);
@@ -151,7 +170,7 @@ pub(super) async fn commit(
                 let heard = hear(store, work, inbox).await?;
                 transition.events.extend(heard.events);
             }
-            Err(error @ StoreError::Unavailable(_)) if key.is_none() => {
+            Err(error @ StoreError::Unavailable(_)) if matches!(author, Author::Worker) => {
                 tracing::warn!(%error, "the database is away; the step waits to be committed");
                 sleep(RETRY).await;
             }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::apart::{Start, Turn};
-use super::commit::{CommitError, LiveProgress, commit, hear};
+use super::commit::{Author, CommitError, LiveProgress, commit, hear};
 use super::control::Control;
 use super::heard::{Heard, Sink};
 use super::scratch::Scratch;
@@ -55,8 +55,8 @@ impl Origin {
     pub(super) const fn of(claimed: &ClaimedRun) -> Self {
         match (&claimed.state, claimed.former) {
             (None, _) => Self::New,
-            (Some(_), Former::LetGo | Former::Gone) => Self::TakenOver,
-            (Some(_), Former::None) => Self::Resumed,
+            (Some(_), Former::Gone) => Self::TakenOver,
+            (Some(_), Former::None | Former::LetGo) => Self::Resumed,
         }
     }
 }
@@ -385,7 +385,7 @@ impl Driver {
 
     async fn commit(&mut self, transition: Transition) -> Result<(), DriveError> {
         let moment = self.timeline.moment(self.services.clock.now());
-        commit(self.services.store.as_ref(), &mut self.work, transition, moment, None).await?;
+        commit(self.services.store.as_ref(), &mut self.work, transition, moment, Author::Worker).await?;
         let run = &self.work.run;
         // A wake-up can be lost; what is stored cannot.
         if let Some(at) = run.cancel_requested_at {

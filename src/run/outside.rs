@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tracing::Instrument as _;
 
-use super::commit::{CommitError, commit};
+use super::commit::{Author, CommitError, commit};
 use super::resolve::{Amendment, raise_limits};
 use super::supervisor::{Inner, Supervisor};
 use super::timeline::Timeline;
@@ -43,8 +43,8 @@ pub enum OutsideError {
 }
 
 impl Supervisor {
-    /// Delivers answers to a waiting run: stored before this returns. A result that was delivered before is passed over. Once nothing is waited for any more, the run is
-    /// queued.
+    /// Delivers answers to a waiting run: stored before this returns. A result that was delivered before is passed over.
+    /// Once nothing is waited for any more, the run is queued.
     pub async fn deliver(
         &self,
         tenant: &TenantId,
@@ -93,11 +93,13 @@ impl Inner {
         let services = &self.services;
         let loaded = services.store.load(tenant, id).await?.ok_or(OutsideError::Unknown)?;
         let max_chars = loaded.spec.context.max_tool_result_chars;
-        let answers: Vec<_> =
-            answers.into_iter().filter(|answer| !answer.is_taken(&loaded.transcript, max_chars)).collect();
-        if answers.is_empty() {
-            return Ok(loaded.run);
-        }
+        let is_open = |answer: &Answer| !answer.is_taken(&loaded.transcript, max_chars);
+        let answers = match answers.iter().any(is_open) {
+            true => answers.into_iter().filter(is_open).collect(),
+            false if key.is_none() => return Ok(loaded.run),
+            // Under a key, something has to change: otherwise it could be used again.
+            false => answers,
+        };
         match &loaded.run.status {
             RunStatus::Waiting { .. } => {}
             RunStatus::Queued { .. } | RunStatus::Running { .. } | RunStatus::Finished { .. } => {
@@ -112,7 +114,8 @@ impl Inner {
         };
         let now = services.clock.now();
         let moment = Timeline::of(&work.run, now).moment(now);
-        let committed = commit(services.store.as_ref(), &mut work, transition, moment, key.as_ref()).await;
+        let committed =
+            commit(services.store.as_ref(), &mut work, transition, moment, Author::Other(key.as_ref())).await;
         work.live.let_go();
         match committed {
             Ok(()) => {}

@@ -7,6 +7,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use crate::store::Backlog;
+
 /// How long a lost hint can hold up the queue.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -24,6 +26,20 @@ struct Counts {
     entering: usize,
     /// Runs that are stored as queued, as far as is known.
     waiting: usize,
+    /// Those of them that no worker can take yet.
+    blocked: usize,
+}
+
+impl Counts {
+    /// Runs that have, or will have, a place in the queue.
+    const fn all(&self) -> usize {
+        self.entering + self.waiting
+    }
+
+    /// Those of them that come before whoever comes next.
+    const fn before(&self) -> usize {
+        self.all().saturating_sub(self.blocked)
+    }
 }
 
 /// Where an accepted run goes.
@@ -40,11 +56,16 @@ pub(super) struct Slot {
     queue: Arc<Queue>,
 }
 
+impl Slot {
+    /// It was not used: nothing has changed for those that wait.
+    pub(super) fn give_back(mut self) {
+        drop(self.permit.take());
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
-        drop(self.permit.take());
-        let counts = self.queue.counts();
-        if counts.entering + counts.waiting > 0 {
+        if self.permit.take().is_some() && self.queue.counts().all() > 0 {
             self.queue.changed.notify_one();
         }
     }
@@ -83,20 +104,18 @@ impl Queue {
     /// Whether one more run would be given a place.
     pub(super) fn has_room(&self) -> bool {
         let counts = self.counts();
-        let before = counts.entering + counts.waiting;
-        before < self.max_waiting || (before == 0 && self.slots.available_permits() > 0)
+        counts.all() < self.max_waiting || (counts.before() == 0 && self.slots.available_permits() > 0)
     }
 
     /// A place for one more run; `None` when all are taken. Nobody overtakes those that wait.
     pub(super) fn enter(self: &Arc<Self>) -> Option<Place> {
         let mut counts = self.counts();
-        let before = counts.entering + counts.waiting;
-        if before == 0
+        if counts.before() == 0
             && let Some(slot) = self.free_slot()
         {
             return Some(Place::Slot(slot));
         }
-        if before >= self.max_waiting {
+        if counts.all() >= self.max_waiting {
             return None;
         }
         counts.entering += 1;
@@ -106,7 +125,7 @@ impl Queue {
     /// A place in the queue for one more run that has to wait for another one; `None` when all are taken.
     pub(super) fn enter_waiting(self: &Arc<Self>) -> Option<WaitingPlace> {
         let mut counts = self.counts();
-        if counts.entering + counts.waiting >= self.max_waiting {
+        if counts.all() >= self.max_waiting {
             return None;
         }
         counts.entering += 1;
@@ -121,6 +140,9 @@ impl Queue {
 
     /// `count` runs left the store's queue. Somebody may have counted them out already, so the store is asked again.
     pub(super) fn left(&self, count: usize) {
+        if count == 0 {
+            return;
+        }
         let mut counts = self.counts();
         counts.waiting = counts.waiting.saturating_sub(count);
         self.changed.notify_one();
@@ -132,8 +154,11 @@ impl Queue {
     }
 
     /// The store says how many runs wait.
-    pub(super) fn recount(&self, waiting: usize) {
-        self.counts().waiting = waiting;
+    pub(super) fn recount(&self, backlog: Backlog) {
+        let number = |count| usize::try_from(count).unwrap_or(usize::MAX);
+        let mut counts = self.counts();
+        counts.blocked = number(backlog.blocked);
+        counts.waiting = number(backlog.ready.saturating_add(backlog.blocked));
     }
 
     /// Looks into the queue without waiting for a change.
@@ -149,7 +174,9 @@ impl Queue {
 
     /// Slots for runs that wait, as many as can be used, at most `most`.
     pub(super) fn slots_for_waiting(self: &Arc<Self>, most: usize) -> Vec<Slot> {
-        let useful = most.min(self.counts().waiting);
+        let counts = self.counts();
+        let useful = most.min(counts.waiting.saturating_sub(counts.blocked));
+        drop(counts);
         std::iter::from_fn(|| self.free_slot()).take(useful).collect()
     }
 
@@ -160,7 +187,7 @@ impl Queue {
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
-        // Each change is one assignment, so a panic elsewhere leaves nothing half-changed.
+        // They are hints, set right by the next look at the store, so a panic elsewhere does no harm.
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -196,7 +223,7 @@ mod tests {
         waiting(queue.enter()).stored();
         waiting(queue.enter()).stored();
         queue.changed().await;
-        queue.recount(1);
+        queue.recount(Backlog { ready: 1, blocked: 0 });
         queue.left(1);
         let start = tokio::time::Instant::now();
         drop(slot);

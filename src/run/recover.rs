@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::commit::{CommitError, commit};
+use super::commit::{Author, CommitError, commit};
 use super::control::Control;
 use super::driver::DriveError;
 use super::supervisor::Inner;
@@ -28,8 +28,7 @@ impl Inner {
                 self.scratch.remove_left(id).await;
             }
         }
-        let waiting = self.services.store.queued().await?;
-        self.queue.recount(usize::try_from(waiting).unwrap_or(usize::MAX));
+        self.queue.recount(self.services.store.backlog().await?);
         self.queue.look();
         Ok(())
     }
@@ -41,7 +40,7 @@ impl Inner {
             // It ended by itself, or the store has ended it as unreadable.
             Ok(None) | Err(StoreError::Corrupt { .. }) => {}
             Err(error) => {
-                tracing::error!(run_id = %id, %error, "a broken run could not be ended; the next start will do it");
+                tracing::error!(run_id = %id, %error, "a broken run could not be ended now; it is begun anew in a while");
             }
         }
     }
@@ -66,7 +65,7 @@ impl Inner {
             }
         };
         if let Err(error) = ended {
-            tracing::error!(run_id = %id, %error, "a run could not be ended; the next start will do it");
+            tracing::error!(run_id = %id, %error, "a run could not be ended now; it is begun anew in a while");
         }
     }
 
@@ -79,7 +78,7 @@ impl Inner {
         work.run.cancel_requested_at = control.cancelled_at();
         let interrupt = Observation::Interrupt { cause, partial: Vec::new(), outcomes: Vec::new() };
         let transition = work.machine.observe(interrupt, &work.tools)?;
-        commit(services.store.as_ref(), &mut work, transition, moment, None).await?;
+        commit(services.store.as_ref(), &mut work, transition, moment, Author::Other(None)).await?;
         // Not before: until it is committed, the run may be another task's.
         Watch::begin(services, &work.run, &work.machine).ended(&work.run, moment.ran_for);
         Ok(())

@@ -10,6 +10,7 @@ use crate::tool::workspace::Workspace;
 /// The workspaces that runs of this process have to themselves.
 pub(super) struct Scratch {
     dir: PathBuf,
+    /// Runs at work here that have one, or may have.
     made: Mutex<HashSet<RunId>>,
 }
 
@@ -36,12 +37,17 @@ impl Scratch {
         }
     }
 
+    /// A run goes on here that may have made one elsewhere.
+    pub(super) fn take_over(&self, run: RunId) {
+        self.made().insert(run);
+    }
+
     /// Forgets that of a run which is let go of and goes on later, perhaps elsewhere. It stays where it is.
     pub(super) fn leave(&self, run: RunId) {
         self.made().remove(&run);
     }
 
-    /// Removes that of a run which has ended, if it was made here.
+    /// Removes that of a run which has ended, if there may be one.
     pub(super) async fn remove(&self, run: RunId) {
         if self.made().remove(&run) {
             self.remove_left(run).await;

@@ -1,9 +1,9 @@
 //! Takes requests: a run is accepted, stored, and at work or in the queue; a run that is to end is told so.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
@@ -29,6 +29,8 @@ use crate::telemetry::run_log_context;
 const OVERLOAD_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How often a cancel looks again for a run that is just changing hands.
 const CANCEL_LOOK: Duration = Duration::from_millis(5);
+/// How long a cancel looks for it. What is stored is found by whoever takes the run.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Takes requests and owns the runs at work. Cheap to clone.
 #[derive(Clone)]
@@ -47,6 +49,10 @@ pub(super) struct Inner {
     pub(super) apart: Arc<Apart>,
     /// What is done by the clock; goes on while runs come to rest.
     upkeep: TaskTracker,
+    /// Held while runs are taken from the store, until they are begun.
+    pub(super) taking: tokio::sync::Mutex<()>,
+    /// Runs that were brought to rest for the next process.
+    pub(super) parked: Mutex<Vec<RunId>>,
     /// No new runs.
     pub(super) stopping: CancellationToken,
     /// Nothing any more.
@@ -116,12 +122,15 @@ impl Supervisor {
             tasks: TaskTracker::new(),
             apart: Arc::default(),
             upkeep: TaskTracker::new(),
+            taking: tokio::sync::Mutex::default(),
+            parked: Mutex::default(),
             stopping: CancellationToken::new(),
             halted: CancellationToken::new(),
             released: CancellationToken::new(),
         });
         inner.recover().await?;
         inner.tasks.spawn(Arc::clone(&inner).take_from_queue());
+        inner.upkeep.spawn(Arc::clone(&inner).keep_lease());
         inner.upkeep.spawn(Arc::clone(&inner).keep_up());
         Ok(Self { inner })
     }
@@ -187,7 +196,8 @@ impl Supervisor {
         self.inner.released.cancel();
         self.inner.upkeep.close();
         self.inner.upkeep.wait().await;
-        if let Err(error) = self.inner.services.store.release().await {
+        let parked = std::mem::take(&mut *self.inner.parked.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Err(error) = self.inner.services.store.release(&parked).await {
             tracing::warn!(%error, "the runs of this process could not be let go of; they go on once its lease is over");
         }
     }
@@ -243,7 +253,13 @@ impl Inner {
                 let created = self.accept_to_queue(new, now).await?;
                 place.stored();
                 for id in created.interrupted {
-                    self.tasks.spawn(Arc::clone(&self).cancel(created.run.tenant.clone(), id));
+                    let cancelled = Arc::clone(&self).cancel(created.run.tenant.clone(), id);
+                    self.tasks.spawn(async move {
+                        // It is stored that the run is to end; whoever has it learns of it with its next commit.
+                        if let Err(error) = cancelled.await {
+                            tracing::warn!(run_id = %id, %error, "the run that is interrupted is not told of it at once");
+                        }
+                    });
                 }
                 Ok(created.run)
             }
@@ -299,8 +315,9 @@ impl Inner {
             live.cancel_requested(at);
         }
         // Asked for is asked for; from here on it is only a matter of who ends it.
+        let until = Instant::now() + CANCEL_PATIENCE;
         while let (false, Some(at)) = (run.status.is_finished(), run.cancel_requested_at) {
-            if self.active.cancel(id, at) {
+            if self.active.cancel(id, at) || Instant::now() >= until || self.stopping.is_cancelled() {
                 break;
             }
             match run.status {

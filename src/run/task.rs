@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -78,7 +78,8 @@ impl Inner {
 
     async fn claim(self: &Arc<Self>) -> Result<(), StoreError> {
         let store = &self.services.store;
-        self.queue.recount(usize::try_from(store.queued().await?).unwrap_or(usize::MAX));
+        let _taking = self.taking.lock().await;
+        self.queue.recount(store.backlog().await?);
         loop {
             let slots = self.queue.slots_for_waiting(CLAIM_BATCH);
             let asked = slots.len();
@@ -89,7 +90,9 @@ impl Inner {
             let claimed = store.claim(limit, self.services.clock.now()).await?;
             let came = claimed.len();
             self.queue.left(came);
-            self.begin(claimed.into_iter().zip(slots).collect());
+            let mut slots = slots.into_iter();
+            self.begin(claimed.into_iter().zip(slots.by_ref()).collect());
+            slots.for_each(Slot::give_back);
             if came < asked {
                 return Ok(());
             }
@@ -119,6 +122,9 @@ impl Inner {
         let tenant = claimed.run.tenant.clone();
         self.spawn(registration, Some(slot), tenant, async move {
             let origin = Origin::of(&claimed);
+            if origin != Origin::New {
+                inner.scratch.take_over(claimed.run.id);
+            }
             if claimed.former == Former::Gone {
                 let crashes = claimed.run.crashes;
                 tracing::warn!(crashes, "the run was interrupted; it goes on from its last commit");
@@ -203,6 +209,7 @@ impl Inner {
             }
             Ok(Ok(Left::Parked)) => {
                 tracing::info!("the run is left to the next process");
+                self.parked.lock().unwrap_or_else(PoisonError::into_inner).push(id);
                 return self.scratch.leave(id);
             }
             Ok(Ok(Left::Ended(run))) => {

@@ -9,6 +9,7 @@ use futures_util::FutureExt as _;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::Instrument as _;
 
+use super::commit::CommitError;
 use super::control::Control;
 use super::driver::DriveError;
 use super::supervisor::Inner;
@@ -34,9 +35,15 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// When each duty was last done.
 #[derive(Default)]
 struct Done {
-    renewal: Option<Instant>,
     adoption: Option<Instant>,
     sweep: Option<Instant>,
+}
+
+/// How much of what is too old was erased.
+#[derive(PartialEq, Eq)]
+enum Swept {
+    All,
+    Some,
 }
 
 /// Whether a duty has to be done; notes that it is.
@@ -50,7 +57,25 @@ fn is_due(last: &mut Option<Instant>, every: Duration) -> bool {
 }
 
 impl Inner {
-    /// Does all of it until the server stops.
+    /// Renews the lease until the runs are let go of. Nothing else has to be waited for in between.
+    pub(super) async fn keep_lease(self: Arc<Self>) {
+        let mut ticks = interval(RENEWAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.halted.cancelled() => return,
+                () = self.released.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            if let Err(error) = self.services.store.renew_lease().await {
+                tracing::warn!(%error, "the lease of this process could not be renewed; others may take its runs over");
+                ticks.reset_after(TICK);
+            }
+        }
+    }
+
+    /// Does all the rest until the server stops.
     pub(super) async fn keep_up(self: Arc<Self>) {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -72,12 +97,6 @@ impl Inner {
     }
 
     async fn look_after(self: &Arc<Self>, done: &mut Done) -> Result<(), StoreError> {
-        if is_due(&mut done.renewal, RENEWAL)
-            && let Err(error) = self.services.store.renew_lease().await
-        {
-            done.renewal = None;
-            return Err(error);
-        }
         if self.stopping.is_cancelled() {
             return Ok(());
         }
@@ -85,8 +104,8 @@ impl Inner {
         if is_due(&mut done.adoption, ADOPTION) {
             self.adopt().await?;
         }
-        if is_due(&mut done.sweep, SWEEP) {
-            self.sweep().await?;
+        if is_due(&mut done.sweep, SWEEP) && self.sweep().await? == Swept::Some {
+            done.sweep = None;
         }
         Ok(())
     }
@@ -110,7 +129,14 @@ impl Inner {
         id: RunId,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let Some(loaded) = self.services.store.load(tenant, id).await? else { return Ok(()) };
+        let loaded = match self.services.store.load(tenant, id).await {
+            Ok(Some(loaded)) => loaded,
+            Ok(None) => return Ok(()),
+            Err(StoreError::Corrupt { reason, .. }) => {
+                return self.services.store.end_unreadable(tenant, id, &reason, now).await;
+            }
+            Err(error) => return Err(error),
+        };
         let control = Control::default();
         let is_queued = matches!(loaded.run.status, RunStatus::Queued { .. });
         let cause = match (&loaded.run.status, loaded.run.cancel_requested_at) {
@@ -138,13 +164,15 @@ impl Inner {
                 self.queue.look();
                 Ok(())
             }
-            Err(DriveError::Commit(super::commit::CommitError::Store(error))) => Err(error),
+            Err(DriveError::Commit(CommitError::Store(error))) => Err(error),
             Err(error) => self.services.store.end_unreadable(tenant, id, &error.to_string(), now).await,
         }
     }
 
     /// Takes up runs that this process has claimed without having heard of it: the answer was lost on its way.
     async fn adopt(self: &Arc<Self>) -> Result<(), StoreError> {
+        // What is being taken is about to be begun.
+        let _taking = self.taking.lock().await;
         for (tenant, id) in self.services.store.held().await? {
             // Between its commit and here, a run may have ended.
             let is_running = |run: crate::domain::Run| matches!(run.status, RunStatus::Running { .. });
@@ -163,18 +191,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Erases what is too old.
-    async fn sweep(&self) -> Result<(), StoreError> {
+    /// Erases some of what is too old.
+    async fn sweep(&self) -> Result<Swept, StoreError> {
         let now = self.services.clock.now();
         let before = self.services.retention.finished_days.map(|days| now.minus(DAY.saturating_mul(days)));
-        loop {
-            let erased = self.services.store.sweep(before, now, BATCH).await?;
-            if erased > 0 {
-                tracing::info!(erased, "old runs are erased");
-            }
-            if erased < u64::from(BATCH) {
-                return Ok(());
-            }
+        let erased = self.services.store.sweep(before, now, BATCH).await?;
+        if erased > 0 {
+            tracing::info!(erased, "old runs are erased");
         }
+        Ok(if erased < u64::from(BATCH) { Swept::All } else { Swept::Some })
     }
 }

@@ -32,7 +32,8 @@ pub(super) fn take(claimed: &mut ClaimedRun, was_held: bool, now: Timestamp) {
     run.generation += 1;
     run.status = match std::mem::replace(&mut run.status, RunStatus::Queued { paused: None }) {
         RunStatus::Queued { paused: None } => {
-            let timeout = Duration::from_millis(run.limits.timeout_ms);
+            // Where it was raised since, the worker hears of that and adds it.
+            let timeout = Duration::from_millis(claimed.spec.limits.timeout_ms);
             RunStatus::Running { started_at: now, deadline_at: now.plus(timeout) }
         }
         RunStatus::Queued { paused: Some(paused) } => RunStatus::Running {

@@ -16,7 +16,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::{
-    ClaimedRun, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit, Store, StoreError,
+    Backlog, ClaimedRun, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit, Store,
+    StoreError,
 };
 use crate::domain::{Event, EventKind, InboxItem, InboxNumber, Message, Run, RunId, Seq, TenantId, Timestamp};
 
@@ -321,8 +322,8 @@ impl Store for FailpointStore {
         self.inner.renew_lease().await
     }
 
-    async fn release(&self) -> Result<(), StoreError> {
-        self.inner.release().await
+    async fn release(&self, parked: &[RunId]) -> Result<(), StoreError> {
+        self.inner.release(parked).await
     }
 
     async fn held(&self) -> Result<Vec<(TenantId, RunId)>, StoreError> {
@@ -424,8 +425,8 @@ impl Store for FailpointStore {
         self.inner.request_cancel(tenant, id, at).await
     }
 
-    async fn queued(&self) -> Result<u64, StoreError> {
-        self.inner.queued().await
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
+        self.inner.backlog().await
     }
 
     async fn health(&self) -> Result<(), StoreError> {

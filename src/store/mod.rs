@@ -64,16 +64,16 @@ pub trait Store: Send + Sync {
     async fn transcript(&self, tenant: &TenantId, id: RunId) -> Result<Option<Vec<Message>>, StoreError>;
 
     /// Takes up to `limit` runs that nobody has at work: first those whose process let go of them or is gone, of them
-    /// first those that most processes ended with; then queued ones, oldest first. Raises their generation; queued ones are running from `now`. A run is not taken
-    /// before the one that it continues has ended.
+    /// first those that most processes ended with; then queued ones, oldest first. Raises their generation; queued ones
+    /// are running from `now`. A run is not taken before the one that it continues has ended.
     async fn claim(&self, limit: u32, now: Timestamp) -> Result<Vec<ClaimedRun>, StoreError>;
 
     /// Tells that this process lives; without it others take its runs. To be called at least every third of the lease.
     async fn renew_lease(&self) -> Result<(), StoreError>;
 
-    /// Lets go of every run of this process, so that the next one takes them at once. Called when none is at work any
-    /// more.
-    async fn release(&self) -> Result<(), StoreError>;
+    /// Gives up every run of this process, so that the next one takes them at once. Of those named here, `parked`, nothing
+    /// was begun that is not committed. Called when none is at work any more.
+    async fn release(&self, parked: &[RunId]) -> Result<(), StoreError>;
 
     /// The running runs of this process, as they are stored.
     async fn held(&self) -> Result<Vec<(TenantId, RunId)>, StoreError>;
@@ -92,8 +92,9 @@ pub trait Store: Send + Sync {
     /// nobody has gone on from there.
     ///
     /// Refused with [`StoreError::Fenced`] when the run was claimed again since, has ended, or has other events than
-    /// its worker knows; the last step with [`StoreError::CancelRequested`] when its worker did not know of a request to end the run; the completion of a
-    /// run with [`StoreError::Unread`] when its worker has not read its inbox; and any with [`StoreError::KeyTaken`].
+    /// its worker knows; the last step with [`StoreError::CancelRequested`] when its worker did not know of a request to
+    /// end the run; the completion of a run with [`StoreError::Unread`] when its worker has not read its inbox; and any
+    /// with [`StoreError::KeyTaken`].
     async fn commit_step(&self, commit: StepCommit) -> Result<Committed, StoreError>;
 
     /// Ends a run whose stored state nobody can go on from, as `internal_error` with the code
@@ -110,7 +111,7 @@ pub trait Store: Send + Sync {
     /// untouched. `None` when this tenant has no such run; else the run as it now stands.
     async fn request_cancel(&self, tenant: &TenantId, id: RunId, at: Timestamp) -> Result<Option<Run>, StoreError>;
 
-    /// Stores something said to a run, and brings its limits up to it. `None` when this tenant has no such run; a run
+    /// Stores something said to a run, and raises its limits to those said. `None` when this tenant has no such run; a run
     /// that has ended is untouched and given as it is.
     async fn post(&self, post: Post) -> Result<Option<Run>, StoreError>;
 
@@ -142,8 +143,8 @@ pub trait Store: Send + Sync {
     /// keys that are too old at `now`. Gives the number of erased runs.
     async fn sweep(&self, finished_before: Option<Timestamp>, now: Timestamp, limit: u32) -> Result<u64, StoreError>;
 
-    /// How many runs wait for a worker: queued ones, and those whose worker is gone.
-    async fn queued(&self) -> Result<u64, StoreError>;
+    /// How many runs wait for a worker.
+    async fn backlog(&self) -> Result<Backlog, StoreError>;
 
     /// Whether the database takes writes now.
     async fn health(&self) -> Result<(), StoreError>;
@@ -280,6 +281,15 @@ pub struct Post {
     pub item: InboxItem,
     /// The key it is said with.
     pub key: Option<KeyUse>,
+}
+
+/// Runs that wait for a worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Those that can be taken: queued ones, and those whose worker is gone.
+    pub ready: u64,
+    /// Queued ones whose predecessor has not ended.
+    pub blocked: u64,
 }
 
 /// What became of the wish to erase a run.

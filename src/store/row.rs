@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::StoreError;
+use super::{Backlog, StoreError};
 use crate::domain::{
     EncodedBody, Event, EventKind, Generation, InboxItem, InboxNumber, InvalidRunId, Pause, Run, RunId, RunSpec,
     RunStatus, RunStatusName, Seq, TenantId, Timestamp,
@@ -243,4 +243,11 @@ fn json<T: DeserializeOwned>(column: &str, text: &str) -> Result<T, String> {
 
 fn words(error: sqlx::Error) -> String {
     error.to_string()
+}
+
+/// Reads how many runs wait from a row with `free` (queued ones and those without a worker) and `blocked`.
+pub(super) fn backlog(row: &impl Cells) -> Result<Backlog, sqlx::Error> {
+    let count = |name| u64::try_from(row.integer(name)?).map_err(|error| sqlx::Error::Decode(error.into()));
+    let (free, blocked) = (count("free")?, count("blocked")?);
+    Ok(Backlog { ready: free.saturating_sub(blocked), blocked })
 }

@@ -304,12 +304,13 @@ pub(super) async fn renew(connection: &mut PgConnection, holder: Holder<'_>) -> 
 }
 
 /// Lets go of every run of this process.
-pub(super) async fn release(connection: &mut PgConnection, worker: &str) -> Result<(), sqlx::Error> {
+pub(super) async fn release(connection: &mut PgConnection, worker: &str, parked: &[RunId]) -> Result<(), sqlx::Error> {
     sqlx::query(
         "WITH gone AS (DELETE FROM workers WHERE id = $1) \
-         UPDATE runs SET worker = NULL WHERE status = 'running' AND worker = $1",
+         UPDATE runs SET worker = NULL WHERE id = ANY($2) AND status = 'running' AND worker = $1",
     )
     .bind(stored(worker))
+    .bind(parked.iter().map(RunId::to_string).collect::<Vec<_>>())
     .execute(connection)
     .await?;
     Ok(())

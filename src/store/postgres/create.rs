@@ -59,8 +59,12 @@ pub(super) async fn create(connection: &mut PgConnection, new: &PreparedRun, aga
     }
     if !is_placed(new) {
         let created = new.created(Place::default());
-        insert(connection, new, &created).await?;
-        return Ok(created);
+        return match insert(connection, new, &created).await {
+            Ok(()) => Ok(created),
+            // The attempt before was still being committed, and this one has waited for that.
+            Err(error) if again => find_created(connection, new).await?.ok_or(error),
+            Err(error) => Err(error),
+        };
     }
     sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
     if let Some(thread) = &new.run.thread {

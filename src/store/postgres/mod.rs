@@ -25,8 +25,8 @@ pub use self::pool::Timing;
 use self::pool::{Kind, Pool, Span, carry_out};
 use super::prepared::{PreparedRun, PreparedStep};
 use super::{
-    ClaimedRun, CommitObserver, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit, Store,
-    StoreError, WorkerId,
+    Backlog, ClaimedRun, CommitObserver, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit,
+    Store, StoreError, WorkerId,
 };
 use crate::config::StoreConfig;
 use crate::domain::{Event, InboxItem, InboxNumber, Message, Run, RunId, Seq, TenantId, Timestamp};
@@ -132,9 +132,9 @@ impl Store for PostgresStore {
         carry_out!(self.pool, WRITE, |connection| async { Ok(claim::renew(connection, holder).await?) })
     }
 
-    async fn release(&self) -> Result<(), StoreError> {
+    async fn release(&self, parked: &[RunId]) -> Result<(), StoreError> {
         let worker = self.worker.as_str();
-        carry_out!(self.pool, WRITE, |connection| async { Ok(claim::release(connection, worker).await?) })
+        carry_out!(self.pool, WRITE, |connection| async { Ok(claim::release(connection, worker, parked).await?) })
     }
 
     async fn held(&self) -> Result<Vec<(TenantId, RunId)>, StoreError> {
@@ -142,7 +142,7 @@ impl Store for PostgresStore {
     }
 
     async fn load(&self, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError> {
-        carry_out!(self.pool, READ.in_transaction(), |connection| read::load(connection, tenant, id))
+        carry_out!(self.pool, FRONT_READ.in_transaction(), |connection| read::load(connection, tenant, id))
     }
 
     async fn reclaim(&self, tenant: &TenantId, id: RunId) -> Result<Option<ClaimedRun>, StoreError> {
@@ -180,7 +180,7 @@ impl Store for PostgresStore {
         let said = write::PreparedPost::new(post)?;
         // With a key, a second attempt finds what the first one kept, and its caller is told of that.
         let kind = FRONT_WRITE.once();
-        let kind = if said.post.key.is_some() { kind.in_transaction() } else { kind };
+        let kind = if said.is_transaction() { kind.in_transaction() } else { kind };
         carry_out!(self.pool, kind, |connection| write::post(connection, &said))
     }
 
@@ -230,9 +230,9 @@ impl Store for PostgresStore {
         }
     }
 
-    async fn queued(&self) -> Result<u64, StoreError> {
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
         let holder = self.holder();
-        carry_out!(self.pool, FRONT_READ, |connection| read::queued(connection, holder))
+        carry_out!(self.pool, FRONT_READ, |connection| read::backlog(connection, holder))
     }
 
     async fn health(&self) -> Result<(), StoreError> {

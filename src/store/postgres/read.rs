@@ -11,7 +11,7 @@ use super::text::{read, stored};
 use crate::domain::{Event, InboxItem, InboxNumber, Message, Run, RunId, Seq, TenantId, Timestamp};
 use crate::store::row::{self, Cells, run_columns};
 use crate::store::transcript::{self, transcript_kinds};
-use crate::store::{ClaimedRun, RunFilter, StoreError};
+use crate::store::{Backlog, ClaimedRun, RunFilter, StoreError};
 
 impl Cells for PgRow {
     fn text(&self, column: &str) -> Result<String, sqlx::Error> {
@@ -229,18 +229,18 @@ pub(super) async fn load(
     Ok(loaded)
 }
 
-pub(super) async fn queued(connection: &mut PgConnection, holder: Holder<'_>) -> Result<u64, Halt> {
+pub(super) async fn backlog(connection: &mut PgConnection, holder: Holder<'_>) -> Result<Backlog, Halt> {
     let row = sqlx::query(concat!(
         "SELECT (SELECT COUNT(*) FROM runs WHERE status = 'queued') + (SELECT COUNT(*) FROM runs WHERE ",
         is_free!(),
-        ") AS queued"
+        ") AS free, (SELECT COUNT(*) FROM runs JOIN runs AS former ON former.id = runs.continues \
+         WHERE runs.status = 'queued' AND former.finished_at IS NULL) AS blocked"
     ))
     .bind(stored(holder.worker))
     .bind(holder.lease_ms())
     .fetch_one(connection)
     .await?;
-    let queued = row.integer("queued")?;
-    Ok(u64::try_from(queued).map_err(|error| StoreError::Failed(error.into()))?)
+    Ok(row::backlog(&row)?)
 }
 
 pub(super) async fn inbox(

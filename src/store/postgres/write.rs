@@ -8,7 +8,7 @@ use super::error::Halt;
 use super::key;
 use super::read::find_run;
 use super::text::stored;
-use crate::domain::{InboxItem, Run, RunId, TenantId, Timestamp};
+use crate::domain::{InboxItem, Limits, Run, RunId, TenantId, Timestamp};
 use crate::store::row::{self, run_columns};
 use crate::store::{Post, StoreError};
 
@@ -37,28 +37,49 @@ pub(super) async fn request_cancel(
 
 /// Something said to a run.
 pub(super) struct PreparedPost {
-    pub(super) post: Post,
+    post: Post,
     item: String,
-    limits: Option<String>,
 }
 
 impl PreparedPost {
     pub(super) fn new(post: Post) -> Result<Self, StoreError> {
-        let limits = match &post.item {
+        Ok(Self { item: row::encode(&post.item)?, post })
+    }
+
+    /// New limits.
+    const fn limits(&self) -> Option<Limits> {
+        match &self.post.item {
             InboxItem::Message { .. } => None,
-            InboxItem::Limits { limits } => Some(row::encode(limits)?),
-        };
-        Ok(Self { item: row::encode(&post.item)?, limits, post })
+            InboxItem::Limits { limits } => Some(*limits),
+        }
+    }
+
+    /// Whether it takes several statements.
+    pub(super) const fn is_transaction(&self) -> bool {
+        self.post.key.is_some() || self.limits().is_some()
     }
 }
 
-/// Stores it: one statement, unless an answer is kept under a key.
+/// Stores it: one statement, unless an answer is kept under a key, or limits are compared with those there are.
 pub(super) async fn post(connection: &mut PgConnection, said: &PreparedPost) -> Result<Option<Run>, Halt> {
     let Post { tenant, run: id, item: _, key: used } = &said.post;
-    if used.is_some() {
+    if said.is_transaction() {
         sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
         key::refuse_taken(connection, tenant, used.as_ref()).await?;
     }
+    let limits = match said.limits() {
+        None => None,
+        Some(limits) => {
+            let row =
+                sqlx::query(concat!("SELECT ", run_columns!(), " FROM runs WHERE id = $1 AND tenant = $2 FOR UPDATE"))
+                    .bind(id.to_string())
+                    .bind(stored(tenant.as_str()))
+                    .fetch_optional(&mut *connection)
+                    .await?;
+            let before = row.map(|row| row::run(&row)).transpose()?.map(|run| run.limits);
+            Some(row::encode(&before.map_or(limits, |before| before.raised_to(limits)))?)
+        }
+    };
     let row = sqlx::query(concat!(
         "WITH told AS (UPDATE runs SET inbox = inbox + 1, limits = COALESCE($4, limits) \
          WHERE id = $1 AND tenant = $2 AND finished_at IS NULL RETURNING inbox, ",
@@ -68,7 +89,7 @@ pub(super) async fn post(connection: &mut PgConnection, said: &PreparedPost) -> 
     .bind(id.to_string())
     .bind(stored(tenant.as_str()))
     .bind(&said.item)
-    .bind(said.limits.as_deref())
+    .bind(limits)
     .fetch_optional(&mut *connection)
     .await?;
     let run = match row {
@@ -81,7 +102,7 @@ pub(super) async fn post(connection: &mut PgConnection, said: &PreparedPost) -> 
             Some(run)
         }
     };
-    if used.is_some() {
+    if said.is_transaction() {
         sqlx::raw_sql("COMMIT").execute(connection).await?;
     }
     Ok(run)

@@ -144,9 +144,10 @@ impl Single for Reclaim {
     }
 }
 
-/// Lets go of every run of this process.
+/// Lets go of runs of this process. The others have no worker any more once it is gone.
 pub(super) struct Release {
     pub(super) worker: String,
+    pub(super) parked: Vec<RunId>,
 }
 
 #[async_trait]
@@ -158,10 +159,13 @@ impl Single for Release {
     }
 
     async fn apply(&self, connection: &mut SqliteConnection) -> Result<(), Halt> {
-        sqlx::query("UPDATE runs SET worker = NULL WHERE status = 'running' AND worker = ?")
-            .bind(&self.worker)
-            .execute(&mut *connection)
-            .await?;
+        for id in &self.parked {
+            sqlx::query("UPDATE runs SET worker = NULL WHERE id = ? AND status = 'running' AND worker = ?")
+                .bind(id.to_string())
+                .bind(&self.worker)
+                .execute(&mut *connection)
+                .await?;
+        }
         Ok(())
     }
 }

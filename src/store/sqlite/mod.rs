@@ -20,8 +20,8 @@ use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
 
 use self::writer::Writer;
 use super::{
-    ClaimedRun, CommitObserver, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit, Store,
-    StoreError, WorkerId,
+    Backlog, ClaimedRun, CommitObserver, Committed, Created, Erasure, KeptAnswer, NewRun, Post, RunFilter, StepCommit,
+    Store, StoreError, WorkerId,
 };
 use crate::config::StoreConfig;
 use crate::domain::{Event, InboxItem, InboxNumber, Message, Run, RunId, Seq, TenantId, Timestamp};
@@ -107,8 +107,8 @@ impl Store for SqliteStore {
         Ok(())
     }
 
-    async fn release(&self) -> Result<(), StoreError> {
-        self.writer.write(claim::Release { worker: self.worker() }).await
+    async fn release(&self, parked: &[RunId]) -> Result<(), StoreError> {
+        self.writer.write(claim::Release { worker: self.worker(), parked: parked.to_vec() }).await
     }
 
     async fn held(&self) -> Result<Vec<(TenantId, RunId)>, StoreError> {
@@ -183,8 +183,8 @@ impl Store for SqliteStore {
         self.writer.write(erase::Sweep { finished_before, now, limit }).await
     }
 
-    async fn queued(&self) -> Result<u64, StoreError> {
-        read::queued(&self.readers, self.worker.as_str()).await
+    async fn backlog(&self) -> Result<Backlog, StoreError> {
+        read::backlog(&self.readers, self.worker.as_str()).await
     }
 
     async fn health(&self) -> Result<(), StoreError> {

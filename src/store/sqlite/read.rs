@@ -8,7 +8,7 @@ use super::error::store_error;
 use crate::domain::{Event, InboxItem, InboxNumber, Message, Run, RunId, Seq, TenantId, Timestamp};
 use crate::store::row::{self, Cells, run_columns};
 use crate::store::transcript::{self, transcript_kinds};
-use crate::store::{ClaimedRun, RunFilter, StoreError};
+use crate::store::{Backlog, ClaimedRun, RunFilter, StoreError};
 
 impl Cells for SqliteRow {
     fn text(&self, column: &str) -> Result<String, sqlx::Error> {
@@ -244,16 +244,18 @@ pub(super) async fn load(pool: &SqlitePool, tenant: &TenantId, id: RunId) -> Res
     }
 }
 
-pub(super) async fn queued(pool: &SqlitePool, worker: &str) -> Result<u64, StoreError> {
+pub(super) async fn backlog(pool: &SqlitePool, worker: &str) -> Result<Backlog, StoreError> {
     let row = sqlx::query(
         "SELECT (SELECT COUNT(*) FROM runs WHERE status = 'queued') \
-         + (SELECT COUNT(*) FROM runs WHERE status = 'running' AND worker IS NOT ?) AS queued",
+         + (SELECT COUNT(*) FROM runs WHERE status = 'running' AND worker IS NOT ?) AS free, \
+         (SELECT COUNT(*) FROM runs JOIN runs AS former ON former.id = runs.continues \
+         WHERE runs.status = 'queued' AND former.finished_at IS NULL) AS blocked",
     )
     .bind(worker)
     .fetch_one(pool)
     .await
     .map_err(store_error)?;
-    u64::try_from(row.integer("queued").map_err(store_error)?).map_err(|error| StoreError::Failed(error.into()))
+    row::backlog(&row).map_err(store_error)
 }
 
 pub(super) async fn inbox(

@@ -107,12 +107,12 @@ impl Single for PostItem {
         match item {
             InboxItem::Message { .. } => {}
             InboxItem::Limits { limits } => {
+                run.limits = run.limits.raised_to(*limits);
                 sqlx::query("UPDATE runs SET limits = ? WHERE id = ?")
-                    .bind(row::encode(limits)?)
+                    .bind(row::encode(&run.limits)?)
                     .bind(&id)
                     .execute(&mut *connection)
                     .await?;
-                run.limits = *limits;
             }
         }
         if let Some(key) = key {

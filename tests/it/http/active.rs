@@ -183,6 +183,77 @@ async fn a_message_enters_before_the_next_model_call_and_keeps_a_run_from_its_en
     app.finish().await;
 }
 
+/// What is said while a run waits is kept for when it goes on, in this process or in the next one.
+#[tokio::test]
+async fn what_is_said_to_a_waiting_run_is_heard_when_it_goes_on() {
+    let (setup, model) = Setup::stage();
+    for restarted in [false, true] {
+        let mut app = setup.start().await;
+        let fields = json!({"tools": [ask_user()], "limits": {"max_steps": 1}});
+        let run = waiting(&app, &model, fields, &[("c", "ask_user", json!({"q": "?"}))]).await;
+        let path = format!("/runs/{run}");
+        for word in ["first", "second"] {
+            assert_eq!(app.client.post(&format!("{path}/messages"), &json!({"content": word})).await.status, 202);
+        }
+        let raise = app.client.request(Method::PATCH, &path).json(&json!({"limits": {"max_steps": 2}}));
+        assert_eq!(app.client.send(raise).await.body["limits"]["max_steps"], 2);
+        if restarted {
+            app.die().await;
+            app = setup.start().await;
+        }
+        assert_eq!(results(&app, &run, json!([{"call_id": "c", "content": "blue"}])).await.status, 200);
+        let asked = model.asked().await;
+        let sent: Vec<_> = asked.request.messages.iter().map(|message| message.text()).collect();
+        assert_eq!(sent, ["do it", "", "blue", "first", "second"]);
+        asked.answer("done").await;
+        let ended = settled(&app, &run).await;
+        assert_eq!((&ended["status"], &ended["answer"]), (&json!("completed"), &json!("done")), "{ended}");
+        assert_eq!(app.kinds(run.parse().unwrap()).await.iter().filter(|kind| **kind == "resumed").count(), 1);
+        app.finish().await;
+    }
+}
+
+/// Each of them is told that it was taken, so each of them counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_that_are_raised_at_the_same_time_are_all_raised() {
+    let (setup, model) = Setup::stage();
+    let app = setup.start().await;
+    let run = app.client.post("/runs", &request(json!({}))).await.id();
+    let asked = model.asked().await;
+    let path = format!("/runs/{run}");
+    let bodies = [json!({"max_steps": 50}), json!({"max_tool_calls": 60}), json!({"max_tokens": 70_000})];
+    let raises = bodies
+        .iter()
+        .map(|limits| app.client.send(app.client.request(Method::PATCH, &path).json(&json!({"limits": limits}))));
+    assert!(join_all(raises).await.iter().all(|answer| answer.status == 200));
+    asked.answer("done").await;
+    let limits = settled(&app, &run).await["limits"].clone();
+    let raised = ["max_steps", "max_tool_calls", "max_tokens"].map(|name| limits[name].clone());
+    assert_eq!(raised, [json!(50), json!(60), json!(70_000)]);
+    app.finish().await;
+}
+
+/// The time a run has is what was asked for, wherever it was raised.
+#[tokio::test]
+async fn a_timeout_that_is_raised_in_the_queue_counts_once() {
+    let (setup, model) = Setup::stage();
+    let setup = setup.toml("[run]\nmax_concurrent = 1\n");
+    let app = setup.start().await;
+    let first = app.client.post("/runs", &request(json!({}))).await.id();
+    let asked = model.asked().await;
+    let run = app.client.post("/runs", &request(json!({"limits": {"timeout_ms": 60_000}}))).await.id();
+    let path = format!("/runs/{run}");
+    let raise = app.client.request(Method::PATCH, &path).json(&json!({"limits": {"timeout_ms": 120_000}}));
+    assert_eq!(app.client.send(raise).await.status, 200);
+    asked.answer("first").await;
+    settled(&app, &first).await;
+    model.asked().await.answer("second").await;
+    let ended = settled(&app, &run).await;
+    let time = |name: &str| ended[name].as_str().unwrap().parse::<jiff::Timestamp>().unwrap().as_millisecond();
+    assert_eq!(time("deadline_at") - time("started_at"), 120_000);
+    app.finish().await;
+}
+
 #[tokio::test]
 async fn limits_of_an_active_run_are_raised_and_never_lowered() {
     let (setup, model) = Setup::stage();

@@ -8,7 +8,7 @@ use hames::time::{Clock, ManualClock};
 use serde_json::json;
 use sqlx::Connection;
 
-use crate::support::app::{PATIENCE, Setup};
+use crate::support::app::{PATIENCE, Setup, own_metrics};
 use crate::support::stage::{call, stage_tool};
 
 #[tokio::test]
@@ -70,6 +70,60 @@ async fn interrupted_runs_go_on_from_their_last_commit() {
     asked.answer("late but done").await;
     assert_eq!(app.ended(queued.id).await.status.name(), RunStatusName::Completed);
     assert!(side_calls.try_recv().is_err(), "no call runs twice");
+    app.finish().await;
+}
+
+/// A stop that leaves a run between two steps is no crash: no attempt is told of that was never made.
+#[tokio::test]
+async fn a_run_that_was_brought_to_rest_goes_on_as_if_nothing_had_been() {
+    let (setup, model) = Setup::stage();
+    let (tool, mut calls) = stage_tool("work", Effect::SideEffect, true);
+    let setup = setup.tool(tool);
+    let app = setup.start().await;
+    let run = app.create(json!({})).await;
+    model.asked().await.call(vec![call("a", "work", json!({}))]).await;
+    let working = calls.recv().await.unwrap();
+    app.supervisor.stop();
+    working.returns("done");
+    app.hand_over().await;
+
+    let app = setup.start().await;
+    let asked = model.asked().await;
+    assert_eq!((asked.request.step, asked.request.attempt), (2, 1));
+    asked.answer("fine").await;
+    let ended = app.ended(run.id).await;
+    assert_eq!((ended.status.name(), ended.crashes, ended.generation), (RunStatusName::Completed, 0, 2));
+    assert!(!app.kinds(run.id).await.contains(&"recovered"));
+    app.finish().await;
+}
+
+/// A run that waits for the end of another one is not looked for again and again, and holds up nobody.
+#[tokio::test]
+async fn a_run_that_waits_for_another_one_costs_nothing() {
+    let (mut setup, model) = Setup::stage();
+    let metrics = own_metrics();
+    setup.metrics = Some(metrics.clone());
+    let app = setup.start().await;
+    let first = app.create(json!({"thread": "t"})).await;
+    let asked = model.asked().await;
+    let second = app.create(json!({"thread": "t", "on_busy": "queue"})).await;
+    let commits = || {
+        let text = metrics.exposition().unwrap();
+        let line =
+            text.lines().find(|line| line.starts_with("hames_store_commit_duration_seconds_count")).unwrap().to_owned();
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    let before = commits();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(commits() - before < 20.0, "{} transactions in two idle seconds", commits() - before);
+    let other = app.create(json!({})).await;
+    assert_eq!(other.status.name(), RunStatusName::Running, "it need not go through the queue");
+    model.asked().await.answer("other").await;
+    app.ended(other.id).await;
+    asked.answer("1").await;
+    app.ended(first.id).await;
+    model.asked().await.answer("2").await;
+    app.ended(second.id).await;
     app.finish().await;
 }
 

@@ -1,7 +1,7 @@
 //! Any sequence of verbs against a model that keeps everything in plain vectors.
 
 use hames::domain::{
-    EncodedBody, Event, InboxItem, InboxNumber, Run, RunSpec, RunStatus, RunStatusName, TenantId, Timestamp,
+    EncodedBody, Event, InboxItem, InboxNumber, Run, RunId, RunSpec, RunStatus, RunStatusName, TenantId, Timestamp,
 };
 use hames::store::{ClaimedRun, Erasure, Former, NewRun, Post, RunFilter, StepCommit, Store, StoreError};
 use proptest::prelude::*;
@@ -342,7 +342,8 @@ async fn perform(store: &dyn Store, model: &mut Model, verb: &Verb, now: Timesta
             Answer::Claims(store.reclaim(&tenant(first), id(number)).await.unwrap().into_iter().collect())
         }
         Verb::Release => {
-            store.release().await.unwrap();
+            let held: Vec<RunId> = store.held().await.unwrap().into_iter().map(|(_, id)| id).collect();
+            store.release(&held).await.unwrap();
             Answer::Done
         }
         Verb::Step { .. } => {
@@ -365,7 +366,7 @@ async fn perform(store: &dyn Store, model: &mut Model, verb: &Verb, now: Timesta
 /// Everything that can be read, by every way of reading.
 async fn compare_all(store: &dyn Store, model: &Model) {
     let queued = model.runs.iter().filter(|kept| kept.is_free()).count();
-    assert_eq!(store.queued().await.unwrap(), queued as u64);
+    assert_eq!(store.backlog().await.unwrap().ready, queued as u64);
     let mut held = store.held().await.unwrap();
     held.sort_by_key(|(_, run)| *run);
     let kept = model.runs.iter().filter(|kept| kept.held).map(|kept| (kept.run.tenant.clone(), kept.run.id));

@@ -141,7 +141,7 @@ async fn a_second_server_is_refused_and_told_who_holds_the_file() {
     database.store().close().await;
     // A closed one lets go, though the lock file stays.
     let next = SqliteStore::open(&config(&database.path(), Durability::Full), worker(), Arc::new(())).await.unwrap();
-    assert_eq!(next.queued().await.unwrap(), 1);
+    assert_eq!(next.backlog().await.unwrap().ready, 1);
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn a_file_that_existed_keeps_its_mode_and_its_data() {
     database.store().close().await;
     std::fs::set_permissions(database.path(), std::fs::Permissions::from_mode(0o640)).unwrap();
     database.crash().await;
-    assert_eq!(database.store().queued().await.unwrap(), 1);
+    assert_eq!(database.store().backlog().await.unwrap().ready, 1);
     assert_eq!(std::fs::metadata(database.path()).unwrap().permissions().mode() & 0o777, 0o640);
 }
 
@@ -311,7 +311,7 @@ async fn a_run_without_its_spec_ends_once_and_the_next_is_claimed() {
         .await;
     let claims = store.claim(1, at(900)).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.run.id).collect::<Vec<_>>(), [id(4)]);
-    assert_eq!(store.queued().await.unwrap(), 0);
+    assert_eq!(store.backlog().await.unwrap().ready, 0);
     assert_eq!(store.claim(9, at(950)).await.unwrap(), []);
 
     let ended = store.run(&tenant(), id(1)).await.unwrap().unwrap();

@@ -253,6 +253,14 @@ impl TestApp {
         assert!(scratch.is_empty(), "a run's own workspace is left behind: {scratch:?}");
     }
 
+    /// Stops the service gracefully; runs may be left to the next one.
+    pub(crate) async fn hand_over(mut self) {
+        self.ended = true;
+        self.shutdown.soft().cancel();
+        let stopped = tokio::time::timeout(PATIENCE, self.tasks.join_next()).await;
+        stopped.expect("the service does not stop").unwrap().unwrap().unwrap();
+    }
+
     /// Stops the service where it stands, as a crash would, but lets go of the database file.
     pub(crate) async fn die(mut self) {
         self.ended = true;

@@ -23,7 +23,7 @@ pub(crate) async fn the_oldest_is_claimed_first<D: Database>() {
     assert_eq!(store.claim(0, at(9)).await.unwrap(), []);
     assert_eq!(store.claim(2, at(9)).await.unwrap(), [claimed(&queued(1), at(9)), claimed(&other, at(9))]);
     assert_eq!(run(&store, &queued(1)).await, Some(claimed(&queued(1), at(9)).run));
-    assert_eq!(store.queued().await.unwrap(), 1);
+    assert_eq!(store.backlog().await.unwrap().ready, 1);
     assert_eq!(store.claim(u32::MAX, at(10)).await.unwrap(), [claimed(&queued(3), at(10))]);
     assert_eq!(store.claim(5, at(11)).await.unwrap(), []);
     store.commit_step(later(&running(1), 1, 1, vec![mark(1)])).await.unwrap();
@@ -132,7 +132,7 @@ pub(crate) async fn runs_of_a_process_that_is_gone_are_claimed_first<D: Database
             &running(3),
             generation - 1,
         );
-        assert_eq!(store.queued().await.unwrap(), 1);
+        assert_eq!(store.backlog().await.unwrap().ready, 1);
     }
     let store = database.store();
     store.commit_step(step(&running(3), 3, vec![mark(1)])).await.unwrap();
@@ -143,16 +143,20 @@ pub(crate) async fn runs_that_were_let_go_are_claimed_at_once<D: Database>() {
     let mut database = D::fresh().await;
     let store = database.store();
     create(&store, &running(1)).await;
-    store.release().await.unwrap();
-    assert_eq!(store.held().await.unwrap(), []);
+    create(&store, &running(2)).await;
+    store.release(&[id(1)]).await.unwrap();
+    assert_eq!(store.held().await.unwrap().into_iter().map(|(_, id)| id).collect::<Vec<_>>(), [id(2)]);
     assert_eq!(run(&store, &running(1)).await, Some(stored(&running(1))));
     drop(store);
     database.crash().await;
     let store = database.store();
     store.renew_lease().await.unwrap();
-    let taken = Run { generation: 2, ..stored(&running(1)) };
-    let expected = ClaimedRun { former: Former::LetGo, ..held(&running(1), taken) };
-    assert_eq!(store.claim(9, at(9)).await.unwrap(), [expected]);
+    // The other one was cut off in the middle of something.
+    let expected = [(1, Former::LetGo), (2, Former::Gone)].map(|(number, former)| {
+        let taken = Run { generation: 2, ..stored(&running(number)) };
+        ClaimedRun { former, ..held(&running(number), taken) }
+    });
+    assert_eq!(store.claim(9, at(9)).await.unwrap(), expected);
     // The worker that let go of it has lost it.
     is_fenced(store.commit_step(step(&running(1), 1, vec![mark(1)])).await, &running(1), 1);
 }
@@ -182,7 +186,7 @@ pub(crate) async fn a_parked_run_goes_on_with_the_time_it_had<D: Database>() {
     store.commit_step(back.clone()).await.unwrap();
     let idle = Run { generation: 2, ..after(stored(&new), &back) };
     assert_eq!(run(&store, &new).await, Some(idle.clone()));
-    assert_eq!((store.held().await.unwrap(), store.queued().await.unwrap()), (vec![], 1));
+    assert_eq!((store.held().await.unwrap(), store.backlog().await.unwrap().ready), (vec![], 1));
     // Whoever parked it has lost it.
     is_fenced(store.commit_step(later(&new, 1, 3, vec![mark(2)])).await, &new, 1);
     let claims = store.claim(1, at(50_000)).await.unwrap();

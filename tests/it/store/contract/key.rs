@@ -65,7 +65,7 @@ pub(crate) async fn racing_creates_with_one_key_make_one_run<D: Database>() {
             is_taken(outcome, &kept(winner));
         }
     }
-    assert_eq!(store.queued().await.unwrap(), 2);
+    assert_eq!(store.backlog().await.unwrap().ready, 2);
 }
 
 pub(crate) async fn a_key_is_its_tenant_s_and_grows_old<D: Database>() {
@@ -82,7 +82,7 @@ pub(crate) async fn a_key_is_its_tenant_s_and_grows_old<D: Database>() {
     let late = NewRun { key: Some(key("k", "print", 10 + lifetime)), ..queued(3) };
     store.create_run(late).await.unwrap();
     assert_eq!(store.kept_answer(&tenant(), "k", at(11 + lifetime)).await.unwrap().unwrap().run, id(3));
-    assert_eq!(store.queued().await.unwrap(), 3);
+    assert_eq!(store.backlog().await.unwrap().ready, 3);
     // Old ones are swept.
     assert_eq!(store.sweep(None, at(10 + lifetime), 9).await.unwrap(), 0);
     assert_eq!(store.kept_answer(&TenantId::new("other"), "k", at(11)).await.unwrap(), None);

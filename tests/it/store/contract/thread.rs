@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use hames::domain::{Message, OnBusy, Run, TenantId};
-use hames::store::{Created, StepCommit, Store, StoreError};
+use hames::store::{Backlog, Created, StepCommit, Store, StoreError};
 
 use super::{Database, create, created, ids, run};
 use crate::store::sample::{
@@ -115,9 +115,12 @@ pub(crate) async fn a_run_waits_for_its_predecessor<D: Database>() {
         create(&store, &in_thread(number, "t", OnBusy::Queue)).await;
     }
     create(&store, &queued(4)).await;
+    assert_eq!(store.backlog().await.unwrap(), Backlog { ready: 2, blocked: 2 });
     assert_eq!(ids(&store.claim(9, at(9)).await.unwrap()), [id(1), id(4)]);
     assert_eq!(store.claim(9, at(9)).await.unwrap(), []);
+    assert_eq!(store.backlog().await.unwrap(), Backlog { ready: 0, blocked: 2 });
     end(&*store, 1).await;
+    assert_eq!(store.backlog().await.unwrap(), Backlog { ready: 1, blocked: 1 });
     assert_eq!(ids(&store.claim(9, at(9)).await.unwrap()), [id(2)]);
     // An erased one is no obstacle.
     end(&*store, 2).await;

@@ -16,7 +16,7 @@ pub(crate) async fn a_waiting_run_is_in_nobody_s_hands<D: Database>() {
     store.commit_step(wait.clone()).await.unwrap();
     let idle = Run { generation: 2, ..after(stored(&new), &wait) };
     assert_eq!(run(&store, &new).await, Some(idle.clone()));
-    assert_eq!((store.held().await.unwrap(), store.queued().await.unwrap()), (vec![], 0));
+    assert_eq!((store.held().await.unwrap(), store.backlog().await.unwrap().ready), (vec![], 0));
     assert_eq!(store.claim(9, at(99)).await.unwrap(), []);
     assert_eq!(store.reclaim(&tenant(), id(1)).await.unwrap(), None);
     is_fenced(store.commit_step(later(&new, 1, 3, vec![mark(2)])).await, &new, 1);

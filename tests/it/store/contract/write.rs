@@ -15,13 +15,13 @@ pub(crate) async fn a_created_run_reads_back<D: Database>() {
     let database = D::fresh().await;
     let store = database.store();
     let new = queued(1);
-    assert_eq!(store.queued().await.unwrap(), 0);
+    assert_eq!(store.backlog().await.unwrap().ready, 0);
     let returned = store.create_run(new.clone()).await.unwrap();
     assert_eq!(returned, created(&new));
     assert_eq!(run(&store, &new).await, Some(stored(&new)));
     assert_eq!(events(&store, &new).await, returned.events);
     assert_eq!(store.transcript(&tenant(), id(1)).await.unwrap(), Some(new.spec.input));
-    assert_eq!(store.queued().await.unwrap(), 1);
+    assert_eq!(store.backlog().await.unwrap().ready, 1);
     store.health().await.unwrap();
 }
 
@@ -32,7 +32,7 @@ pub(crate) async fn a_run_that_starts_at_once_is_not_in_the_queue<D: Database>()
     let returned = store.create_run(new.clone()).await.unwrap();
     assert_eq!(returned, created(&new));
     assert_eq!(run(&store, &new).await, Some(stored(&new)));
-    assert_eq!(store.queued().await.unwrap(), 0);
+    assert_eq!(store.backlog().await.unwrap().ready, 0);
     assert_eq!(store.claim(10, at(9)).await.unwrap(), []);
 }
 
@@ -101,7 +101,7 @@ pub(crate) async fn a_run_can_end_in_the_queue<D: Database>() {
     let last = StepCommit { status: aborted(), ..step(&new, 0, vec![mark(1)]) };
     store.commit_step(last.clone()).await.unwrap();
     assert_eq!(run(&store, &new).await, Some(after(stored(&new), &last)));
-    assert_eq!(store.queued().await.unwrap(), 0);
+    assert_eq!(store.backlog().await.unwrap().ready, 0);
     assert_eq!(store.claim(10, at(9)).await.unwrap(), []);
 }
 

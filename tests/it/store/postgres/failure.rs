@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use hames::domain::{OnBusy, Seq};
 use hames::store::postgres::{PostgresStore, Timing};
-use hames::store::{Former, NewRun, StepCommit, Store, StoreError};
+use hames::store::{Backlog, Former, NewRun, StepCommit, Store, StoreError};
 use tokio::time::{Instant, timeout};
 
 use super::database::{Empty, PATIENT, config, need_postgres, open};
@@ -175,7 +175,7 @@ async fn a_run_whose_answer_is_lost_is_stored_once() {
         let again = store.create_run(NewRun { key: None, on_busy: OnBusy::Queue, ..new }).await;
         assert!(matches!(again, Err(StoreError::Failed(_))), "{again:?}");
     }
-    assert_eq!(store.queued().await.unwrap(), 6);
+    assert_eq!(store.backlog().await.unwrap(), Backlog { ready: 5, blocked: 1 });
     assert!(matches!(store.create_run(keyed(12)).await, Err(StoreError::KeyTaken(kept)) if kept.run == id(12)));
 }
 
@@ -245,7 +245,7 @@ async fn what_others_were_in_the_way_of_is_done_again() {
     }
     break_creates(&database, "TRUE", "40001").await;
     is_unavailable(store.create_run(queued(3)).await);
-    assert_eq!(store.queued().await.unwrap(), 4);
+    assert_eq!(store.backlog().await.unwrap().ready, 4);
 }
 
 /// After a failover an address may lead to a server that takes no writes.

@@ -44,7 +44,7 @@ async fn runs_of_a_process_are_its_own_until_its_lease_is_over() {
         first.renew_lease().await.unwrap();
         second.renew_lease().await.unwrap();
         assert_eq!(second.claim(9, at(9)).await.unwrap(), []);
-        assert_eq!(second.queued().await.unwrap(), 0);
+        assert_eq!(second.backlog().await.unwrap().ready, 0);
         sleep(Duration::from_millis(50)).await;
     }
     let renewed = Instant::now();
@@ -71,7 +71,7 @@ async fn a_process_that_was_cut_off_takes_over_nothing_at_first() {
     second.create_run(queued(2)).await.unwrap();
     // The database was away, and the leases of both have ended.
     database.tamper("UPDATE workers SET lease_until = now() - interval '1 minute'").await;
-    assert_eq!(second.queued().await.unwrap(), 1);
+    assert_eq!(second.backlog().await.unwrap().ready, 1);
     // What nobody had is taken.
     let claims = second.claim(9, at(9)).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.run.id).collect::<Vec<_>>(), [id(2)]);
@@ -89,13 +89,14 @@ async fn runs_that_were_let_go_are_taken_at_once_by_another_process() {
     let database = Empty::create().await;
     let (first, second) = (database.open(PATIENT).await, database.open(PATIENT).await);
     first.create_run(running(1)).await.unwrap();
+    first.create_run(running(2)).await.unwrap();
     assert_eq!(second.claim(9, at(9)).await.unwrap(), []);
-    first.release().await.unwrap();
-    assert_eq!(second.queued().await.unwrap(), 1);
+    first.release(&[id(1)]).await.unwrap();
+    assert_eq!(second.backlog().await.unwrap().ready, 2);
     let claims = second.claim(9, at(9)).await.unwrap();
     assert_eq!(
         claims.iter().map(|claim| (claim.run.generation, claim.former)).collect::<Vec<_>>(),
-        [(2, Former::LetGo)]
+        [(2, Former::LetGo), (2, Former::Gone)]
     );
 }
 
@@ -146,5 +147,5 @@ async fn processes_that_start_at_once_make_one_schema() {
         store.health().await.unwrap();
     }
     stores[3].create_run(queued(1)).await.unwrap();
-    assert_eq!(stores[0].queued().await.unwrap(), 1);
+    assert_eq!(stores[0].backlog().await.unwrap().ready, 1);
 }

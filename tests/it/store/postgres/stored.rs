@@ -92,7 +92,7 @@ async fn a_run_that_does_not_read_ends_once_and_the_next_is_claimed() {
     assert!(matches!(&error, StoreError::Corrupt { run, .. } if *run == id(2)), "{error}");
     let claims = store.claim(9, at(900)).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.run.id).collect::<Vec<_>>(), [id(4)]);
-    assert_eq!(store.queued().await.unwrap(), 0);
+    assert_eq!(store.backlog().await.unwrap().ready, 0);
     for (number, last) in [(1, 2), (2, 2), (3, 3)] {
         let run = store.run(&tenant(), id(number)).await.unwrap().unwrap();
         assert_eq!((run.status.name(), run.last_seq), (RunStatusName::InternalError, last));
