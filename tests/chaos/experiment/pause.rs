@@ -53,7 +53,8 @@ pub(crate) async fn observe(args: &Args) -> (Figures, Vec<Violation>) {
         name: format!("s{}", args.seed),
         runs: args.live,
         live: args.live,
-        delay: Duration::from_millis(30),
+        // So that runs are still at work with the other server when the first one wakes.
+        delay: Duration::from_millis(150),
         until: Instant::now() + Duration::from_secs(1_800),
     };
     let load = Load::start(client.clone(), flow);
