@@ -19,7 +19,9 @@ impl Machine {
         for item in items {
             match item {
                 InboxItem::Message { content } => self.state.said.push(UserMessage { content }),
-                InboxItem::Limits { limits } => {
+                // Labels are the run's own.
+                InboxItem::Amendment { limits: None, metadata: _ } => {}
+                InboxItem::Amendment { limits: Some(limits), metadata: _ } => {
                     // Whoever raised one of them may not have known of another.
                     let limits = self.spec.limits.raised_to(limits);
                     self.spec.limits = limits;

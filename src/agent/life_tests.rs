@@ -204,7 +204,9 @@ fn raised_limits_count_from_the_next_decision_on_and_outlive_the_process() {
     let mut machine = start(spec.clone());
     machine.observe(turn("", vec![call("r", "read", "{}")]), &Tools).unwrap();
     let limits = Limits { max_steps: 2, ..Limits::default() };
-    machine.observe(Observation::Said(vec![InboxItem::Limits { limits }]), &Tools).unwrap();
+    machine
+        .observe(Observation::Said(vec![InboxItem::Amendment { limits: Some(limits), metadata: None }]), &Tools)
+        .unwrap();
     let mut machine = restored(&machine, &spec);
     assert_eq!(machine.limits().max_steps, 2);
     machine.observe(outcomes(vec![done("r", "x")]), &Tools).unwrap();

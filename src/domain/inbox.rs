@@ -1,5 +1,7 @@
 //! What callers say to a run that is active. It is stored at once and taken in by the run before its next model call.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Limits, Part};
@@ -13,10 +15,14 @@ pub enum InboxItem {
         /// Its parts; at least one.
         content: Vec<Part>,
     },
-    /// New bounds, whole.
-    Limits {
-        /// All of them.
-        limits: Limits,
+    /// Changes of what the run was accepted with.
+    Amendment {
+        /// Bounds, which are raised to these where they are lower.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        limits: Option<Limits>,
+        /// All labels.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        metadata: Option<BTreeMap<String, String>>,
     },
 }
 

@@ -1,6 +1,5 @@
 //! A store for tests: one run and its log in memory, with the failures a test asks for.
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use async_trait::async_trait;
@@ -148,10 +147,6 @@ impl Store for FakeStore {
 
     async fn inbox(&self, _: RunId, _: InboxNumber) -> Result<Vec<(InboxNumber, InboxItem)>, StoreError> {
         unreachable!("a reader reads events")
-    }
-
-    async fn relabel(&self, _: &TenantId, _: RunId, _: &BTreeMap<String, String>) -> Result<Option<Run>, StoreError> {
-        unreachable!("a reader changes nothing")
     }
 
     async fn due(&self, _: Timestamp, _: u32) -> Result<Vec<(TenantId, RunId)>, StoreError> {

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::task::Work;
 use crate::agent::{Doing, Machine, Observation, Transition, UnexpectedObservation};
-use crate::domain::{EncodedBody, Event, EventBody, InboxNumber, Pause, Run, RunStatus, RunView, Timestamp};
+use crate::domain::{EncodedBody, Event, EventBody, InboxItem, InboxNumber, Pause, Run, RunStatus, RunView, Timestamp};
 use crate::event::{Activity, ExecutingCall, LiveRun};
 use crate::store::{KeyUse, StepCommit, Store, StoreError};
 
@@ -164,7 +164,7 @@ pub(super) async fn commit(
             Ok(stored) => break stored,
             // The final event shows the whole run, so it has to know of a request that came in between.
             Err(StoreError::CancelRequested { at, .. }) => work.run.cancel_requested_at = Some(at),
-            // The run goes on with what it had not heard.
+            // The run goes on with what it had not heard, or tells of it with its end.
             Err(StoreError::Unread { inbox, .. }) => {
                 work.run.status = before.clone();
                 let heard = hear(store, work, inbox).await?;
@@ -198,7 +198,12 @@ pub(super) async fn hear(store: &dyn Store, work: &mut Work, inbox: InboxNumber)
     work.inbox_read = items.last().map_or(inbox, |(number, _)| (*number).max(inbox));
     work.inbox = work.inbox.max(work.inbox_read);
     let timeout = work.machine.limits().timeout_ms;
-    let items = items.into_iter().map(|(_, item)| item).collect();
+    let items: Vec<InboxItem> = items.into_iter().map(|(_, item)| item).collect();
+    for item in &items {
+        if let InboxItem::Amendment { metadata: Some(metadata), limits: _ } = item {
+            work.run.metadata.clone_from(metadata);
+        }
+    }
     let transition = work.machine.observe(Observation::Said(items), &work.tools)?;
     if let RunStatus::Running { deadline_at, .. } = &mut work.run.status {
         let more = work.machine.limits().timeout_ms.saturating_sub(timeout);

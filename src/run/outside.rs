@@ -141,22 +141,16 @@ impl Inner {
 
     async fn amend(&self, tenant: &TenantId, id: RunId, patch: RunPatch) -> Result<Run, OutsideError> {
         let store = &self.services.store;
-        let mut run = store.run(tenant, id).await?.ok_or(OutsideError::Unknown)?;
+        let run = store.run(tenant, id).await?.ok_or(OutsideError::Unknown)?;
         if run.status.is_finished() {
             return Err(OutsideError::Ended(Box::new(run)));
         }
         let Amendment { limits, metadata } =
             raise_limits(&run, &patch, &self.services.ceilings).map_err(OutsideError::Invalid)?;
-        if let Some(metadata) = metadata {
-            run = store.relabel(tenant, id, &metadata).await?.ok_or(OutsideError::Unknown)?;
+        if limits.is_none() && metadata.is_none() {
+            return Ok(run);
         }
-        if let Some(limits) = limits {
-            let item = InboxItem::Limits { limits };
-            run = self.post(Post { tenant: tenant.clone(), run: id, item, key: None }).await?;
-        }
-        match run.status.is_finished() {
-            true => Err(OutsideError::Ended(Box::new(run))),
-            false => Ok(run),
-        }
+        let item = InboxItem::Amendment { limits, metadata };
+        self.post(Post { tenant: tenant.clone(), run: id, item, key: None }).await
     }
 }

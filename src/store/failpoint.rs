@@ -6,7 +6,7 @@
 //!   takes anything.
 //! * `HAMES_BUG=NAME`: the store is broken in the way of a [`Bug`], which the checker of the experiments has to find.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -336,15 +336,6 @@ impl Store for FailpointStore {
 
     async fn inbox(&self, id: RunId, after: InboxNumber) -> Result<Vec<(InboxNumber, InboxItem)>, StoreError> {
         self.inner.inbox(id, after).await
-    }
-
-    async fn relabel(
-        &self,
-        tenant: &TenantId,
-        id: RunId,
-        metadata: &BTreeMap<String, String>,
-    ) -> Result<Option<Run>, StoreError> {
-        self.inner.relabel(tenant, id, metadata).await
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<(TenantId, RunId)>, StoreError> {

@@ -14,7 +14,6 @@ mod schema;
 pub mod sqlite;
 mod transcript;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,8 +92,8 @@ pub trait Store: Send + Sync {
     ///
     /// Refused with [`StoreError::Fenced`] when the run was claimed again since, has ended, or has other events than
     /// its worker knows; the last step with [`StoreError::CancelRequested`] when its worker did not know of a request to
-    /// end the run; the completion of a run with [`StoreError::Unread`] when its worker has not read its inbox; and any
-    /// with [`StoreError::KeyTaken`].
+    /// end the run, and with [`StoreError::Unread`] when it has not read the inbox; and any with
+    /// [`StoreError::KeyTaken`].
     async fn commit_step(&self, commit: StepCommit) -> Result<Committed, StoreError>;
 
     /// Ends a run whose stored state nobody can go on from, as `internal_error` with the code
@@ -111,20 +110,12 @@ pub trait Store: Send + Sync {
     /// untouched. `None` when this tenant has no such run; else the run as it now stands.
     async fn request_cancel(&self, tenant: &TenantId, id: RunId, at: Timestamp) -> Result<Option<Run>, StoreError>;
 
-    /// Stores something said to a run, and raises its limits to those said. `None` when this tenant has no such run; a run
+    /// Stores something said to a run; what it amends is amended at once. `None` when this tenant has no such run; a run
     /// that has ended is untouched and given as it is.
     async fn post(&self, post: Post) -> Result<Option<Run>, StoreError>;
 
     /// The inbox of a run, in order, from the number above `after` on.
     async fn inbox(&self, id: RunId, after: InboxNumber) -> Result<Vec<(InboxNumber, InboxItem)>, StoreError>;
-
-    /// Replaces the labels of a run that has not ended; see [`Store::post`].
-    async fn relabel(
-        &self,
-        tenant: &TenantId,
-        id: RunId,
-        metadata: &BTreeMap<String, String>,
-    ) -> Result<Option<Run>, StoreError>;
 
     /// Waiting runs that have to be ended: their wait is over at `now`, or somebody asked for it. At most `limit`.
     async fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<(TenantId, RunId)>, StoreError>;

@@ -2,7 +2,7 @@
 
 use super::row::{self, Cells, StatusColumns};
 use super::{Committed, Created, KeyUse, NewRun, StepCommit, StoreError};
-use crate::domain::{EncodedBody, End, Event, Generation, InboxNumber, OnBusy, Run, RunId, RunStatus, Seq, Timestamp};
+use crate::domain::{EncodedBody, Event, Generation, InboxNumber, OnBusy, Run, RunId, RunStatus, Seq, Timestamp};
 
 /// A run to be stored.
 pub(super) struct PreparedRun {
@@ -90,8 +90,6 @@ pub(super) struct PreparedStep {
     pub(super) usage: String,
     pub(super) crashes: u32,
     pub(super) inbox_read: i64,
-    /// Whether it is lost on the run when its inbox is not read.
-    pub(super) completes: bool,
     pub(super) state: Option<String>,
     pub(super) events: Vec<EncodedBody>,
     pub(super) key: Option<KeyUse>,
@@ -114,7 +112,6 @@ impl PreparedStep {
             usage: row::encode(&commit.usage)?,
             crashes: commit.crashes,
             inbox_read: row::signed(commit.inbox_read)?,
-            completes: matches!(commit.status, RunStatus::Finished { end: End::Completed { .. }, .. }),
             key: commit.key,
             state: commit.state,
             events: commit.events,
@@ -123,7 +120,7 @@ impl PreparedStep {
 
     /// The inbox that has to be the newest for the step to be taken, if that matters.
     pub(super) fn all_read(&self) -> Option<i64> {
-        self.completes.then_some(self.inbox_read)
+        self.status.finished_at.is_some().then_some(self.inbox_read)
     }
 
     /// How many events it has, as a column counts them.
@@ -157,7 +154,9 @@ impl PreparedStep {
             Some(at) if self.status.finished_at.is_some() && Some(at.as_millis()) != self.cancel_requested_at => {
                 Err(StoreError::CancelRequested { run: self.run, at })
             }
-            Some(_) | None if self.completes => Err(StoreError::Unread { run: self.run, inbox: standing.told.inbox }),
+            Some(_) | None if self.status.finished_at.is_some() => {
+                Err(StoreError::Unread { run: self.run, inbox: standing.told.inbox })
+            }
             Some(_) | None => Err(fenced),
         }
     }

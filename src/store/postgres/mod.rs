@@ -15,7 +15,6 @@ mod step;
 mod text;
 mod write;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -186,16 +185,6 @@ impl Store for PostgresStore {
 
     async fn inbox(&self, id: RunId, after: InboxNumber) -> Result<Vec<(InboxNumber, InboxItem)>, StoreError> {
         carry_out!(self.pool, READ, |connection| read::inbox(connection, id, after))
-    }
-
-    async fn relabel(
-        &self,
-        tenant: &TenantId,
-        id: RunId,
-        metadata: &BTreeMap<String, String>,
-    ) -> Result<Option<Run>, StoreError> {
-        let kind = FRONT_WRITE.in_transaction();
-        carry_out!(self.pool, kind, |connection| write::relabel(connection, tenant, id, metadata))
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<(TenantId, RunId)>, StoreError> {

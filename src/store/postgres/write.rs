@@ -46,42 +46,25 @@ impl PreparedPost {
         Ok(Self { item: row::encode(&post.item)?, post })
     }
 
-    /// New limits.
-    const fn limits(&self) -> Option<Limits> {
-        match &self.post.item {
-            InboxItem::Message { .. } => None,
-            InboxItem::Limits { limits } => Some(*limits),
-        }
-    }
-
     /// Whether it takes several statements.
     pub(super) const fn is_transaction(&self) -> bool {
-        self.post.key.is_some() || self.limits().is_some()
+        self.post.key.is_some()
+            || match &self.post.item {
+                InboxItem::Message { .. } => false,
+                InboxItem::Amendment { .. } => true,
+            }
     }
 }
 
-/// Stores it: one statement, unless an answer is kept under a key, or limits are compared with those there are.
+/// Stores it: one statement, unless an answer is kept under a key, or the run is amended.
 pub(super) async fn post(connection: &mut PgConnection, said: &PreparedPost) -> Result<Option<Run>, Halt> {
-    let Post { tenant, run: id, item: _, key: used } = &said.post;
+    let Post { tenant, run: id, item, key: used } = &said.post;
     if said.is_transaction() {
         sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
         key::refuse_taken(connection, tenant, used.as_ref()).await?;
     }
-    let limits = match said.limits() {
-        None => None,
-        Some(limits) => {
-            let row =
-                sqlx::query(concat!("SELECT ", run_columns!(), " FROM runs WHERE id = $1 AND tenant = $2 FOR UPDATE"))
-                    .bind(id.to_string())
-                    .bind(stored(tenant.as_str()))
-                    .fetch_optional(&mut *connection)
-                    .await?;
-            let before = row.map(|row| row::run(&row)).transpose()?.map(|run| run.limits);
-            Some(row::encode(&before.map_or(limits, |before| before.raised_to(limits)))?)
-        }
-    };
     let row = sqlx::query(concat!(
-        "WITH told AS (UPDATE runs SET inbox = inbox + 1, limits = COALESCE($4, limits) \
+        "WITH told AS (UPDATE runs SET inbox = inbox + 1 \
          WHERE id = $1 AND tenant = $2 AND finished_at IS NULL RETURNING inbox, ",
         run_columns!(),
         "), said AS (INSERT INTO run_inbox (run, number, item) SELECT id, inbox, $3 FROM told) SELECT * FROM told"
@@ -89,13 +72,19 @@ pub(super) async fn post(connection: &mut PgConnection, said: &PreparedPost) -> 
     .bind(id.to_string())
     .bind(stored(tenant.as_str()))
     .bind(&said.item)
-    .bind(limits)
     .fetch_optional(&mut *connection)
     .await?;
     let run = match row {
         None => find_run(connection, tenant, *id).await?,
         Some(row) => {
-            let run = row::run(&row)?;
+            let mut run = row::run(&row)?;
+            match item {
+                InboxItem::Message { .. } => {}
+                // Its row is held since it was told.
+                InboxItem::Amendment { limits, metadata } => {
+                    amend(connection, &mut run, *limits, metadata.as_ref()).await?;
+                }
+            }
             if let Some(used) = used {
                 key::keep(connection, used, &run).await?;
             }
@@ -108,45 +97,40 @@ pub(super) async fn post(connection: &mut PgConnection, said: &PreparedPost) -> 
     Ok(run)
 }
 
-/// Replaces the labels of a run.
-pub(super) async fn relabel(
+async fn amend(
     connection: &mut PgConnection,
-    tenant: &TenantId,
-    id: RunId,
-    metadata: &BTreeMap<String, String>,
-) -> Result<Option<Run>, Halt> {
-    sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
-    let row = sqlx::query(concat!(
-        "UPDATE runs SET metadata = $3 WHERE id = $1 AND tenant = $2 AND finished_at IS NULL RETURNING ",
-        run_columns!()
-    ))
-    .bind(id.to_string())
-    .bind(stored(tenant.as_str()))
-    .bind(row::encode(metadata)?)
-    .fetch_optional(&mut *connection)
-    .await?;
-    let run = match row {
-        None => find_run(connection, tenant, id).await?,
-        Some(row) => {
-            sqlx::query("DELETE FROM run_metadata WHERE run = $1")
-                .bind(id.to_string())
-                .execute(&mut *connection)
-                .await?;
-            let (keys, values): (Vec<_>, Vec<_>) =
-                metadata.iter().map(|(key, value)| (stored(key).into_owned(), stored(value).into_owned())).unzip();
-            sqlx::query(
-                "INSERT INTO run_metadata (tenant, key, value, run) \
-                 SELECT $1, label.key, label.value, $2 FROM unnest($3::text[], $4::text[]) AS label (key, value)",
-            )
-            .bind(stored(tenant.as_str()))
-            .bind(id.to_string())
-            .bind(keys)
-            .bind(values)
+    run: &mut Run,
+    limits: Option<Limits>,
+    metadata: Option<&BTreeMap<String, String>>,
+) -> Result<(), Halt> {
+    let id = run.id.to_string();
+    if let Some(limits) = limits {
+        run.limits = run.limits.raised_to(limits);
+        sqlx::query("UPDATE runs SET limits = $2 WHERE id = $1")
+            .bind(&id)
+            .bind(row::encode(&run.limits)?)
             .execute(&mut *connection)
             .await?;
-            Some(row::run(&row)?)
-        }
-    };
-    sqlx::raw_sql("COMMIT").execute(connection).await?;
-    Ok(run)
+    }
+    let Some(metadata) = metadata else { return Ok(()) };
+    run.metadata.clone_from(metadata);
+    sqlx::query("UPDATE runs SET metadata = $2 WHERE id = $1")
+        .bind(&id)
+        .bind(row::encode(metadata)?)
+        .execute(&mut *connection)
+        .await?;
+    sqlx::query("DELETE FROM run_metadata WHERE run = $1").bind(&id).execute(&mut *connection).await?;
+    let (keys, values): (Vec<_>, Vec<_>) =
+        metadata.iter().map(|(key, value)| (stored(key).into_owned(), stored(value).into_owned())).unzip();
+    sqlx::query(
+        "INSERT INTO run_metadata (tenant, key, value, run) \
+         SELECT $1, label.key, label.value, $2 FROM unnest($3::text[], $4::text[]) AS label (key, value)",
+    )
+    .bind(stored(run.tenant.as_str()))
+    .bind(&id)
+    .bind(keys)
+    .bind(values)
+    .execute(connection)
+    .await?;
+    Ok(())
 }

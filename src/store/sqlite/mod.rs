@@ -12,7 +12,6 @@ mod step;
 mod write;
 mod writer;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -147,15 +146,6 @@ impl Store for SqliteStore {
 
     async fn inbox(&self, id: RunId, after: InboxNumber) -> Result<Vec<(InboxNumber, InboxItem)>, StoreError> {
         read::inbox(&self.readers, id, after).await
-    }
-
-    async fn relabel(
-        &self,
-        tenant: &TenantId,
-        id: RunId,
-        metadata: &BTreeMap<String, String>,
-    ) -> Result<Option<Run>, StoreError> {
-        self.writer.write(write::Relabel { tenant: tenant.clone(), id, metadata: metadata.clone() }).await
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Result<Vec<(TenantId, RunId)>, StoreError> {

@@ -106,13 +106,19 @@ impl Single for PostItem {
             .await?;
         match item {
             InboxItem::Message { .. } => {}
-            InboxItem::Limits { limits } => {
-                run.limits = run.limits.raised_to(*limits);
-                sqlx::query("UPDATE runs SET limits = ? WHERE id = ?")
-                    .bind(row::encode(&run.limits)?)
-                    .bind(&id)
-                    .execute(&mut *connection)
-                    .await?;
+            InboxItem::Amendment { limits, metadata } => {
+                if let Some(limits) = limits {
+                    run.limits = run.limits.raised_to(*limits);
+                    sqlx::query("UPDATE runs SET limits = ? WHERE id = ?")
+                        .bind(row::encode(&run.limits)?)
+                        .bind(&id)
+                        .execute(&mut *connection)
+                        .await?;
+                }
+                if let Some(metadata) = metadata {
+                    relabel(connection, tenant, &id, metadata).await?;
+                    run.metadata.clone_from(metadata);
+                }
             }
         }
         if let Some(key) = key {
@@ -123,44 +129,28 @@ impl Single for PostItem {
 }
 
 /// Replaces the labels of a run.
-pub(super) struct Relabel {
-    pub(super) tenant: TenantId,
-    pub(super) id: RunId,
-    pub(super) metadata: BTreeMap<String, String>,
-}
-
-#[async_trait]
-impl Single for Relabel {
-    type Output = Option<Run>;
-
-    fn bytes(&self) -> usize {
-        self.metadata.iter().map(|(key, value)| key.len() + value.len()).sum()
-    }
-
-    async fn apply(&self, connection: &mut SqliteConnection) -> Result<Option<Run>, Halt> {
-        let Some(mut run) = read_run(connection, &self.tenant, self.id).await? else { return Ok(None) };
-        if run.status.is_finished() {
-            return Ok(Some(run));
-        }
-        let id = self.id.to_string();
-        sqlx::query("UPDATE runs SET metadata = ? WHERE id = ?")
-            .bind(row::encode(&self.metadata)?)
-            .bind(&id)
+async fn relabel(
+    connection: &mut SqliteConnection,
+    tenant: &TenantId,
+    id: &str,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), Halt> {
+    sqlx::query("UPDATE runs SET metadata = ? WHERE id = ?")
+        .bind(row::encode(metadata)?)
+        .bind(id)
+        .execute(&mut *connection)
+        .await?;
+    sqlx::query("DELETE FROM run_metadata WHERE run = ?").bind(id).execute(&mut *connection).await?;
+    for (key, value) in metadata {
+        sqlx::query("INSERT INTO run_metadata (tenant, key, value, run) VALUES (?, ?, ?, ?)")
+            .bind(tenant.as_str())
+            .bind(key)
+            .bind(value)
+            .bind(id)
             .execute(&mut *connection)
             .await?;
-        sqlx::query("DELETE FROM run_metadata WHERE run = ?").bind(&id).execute(&mut *connection).await?;
-        for (key, value) in &self.metadata {
-            sqlx::query("INSERT INTO run_metadata (tenant, key, value, run) VALUES (?, ?, ?, ?)")
-                .bind(self.tenant.as_str())
-                .bind(key)
-                .bind(value)
-                .bind(&id)
-                .execute(&mut *connection)
-                .await?;
-        }
-        run.metadata.clone_from(&self.metadata);
-        Ok(Some(run))
     }
+    Ok(())
 }
 
 /// Writes nothing: that the transaction could begin and end is the answer.

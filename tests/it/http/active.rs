@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use hames::domain::Effect;
+use hames::domain::{Effect, EventKind};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -226,8 +226,16 @@ async fn limits_that_are_raised_at_the_same_time_are_all_raised() {
         .iter()
         .map(|limits| app.client.send(app.client.request(Method::PATCH, &path).json(&json!({"limits": limits}))));
     assert!(join_all(raises).await.iter().all(|answer| answer.status == 200));
-    asked.answer("done").await;
-    let limits = settled(&app, &run).await["limits"].clone();
+    let labels = app.client.request(Method::PATCH, &path).json(&json!({"metadata": {"late": "yes"}}));
+    assert_eq!(app.client.send(labels).await.status, 200);
+    // However it ends, what it tells last is what is stored.
+    assert_eq!(app.client.delete(&path).await.status, 202);
+    asked.dropped().await;
+    let ended = settled(&app, &run).await;
+    let told = app.events_of(run.parse().unwrap(), EventKind::RunEnd).await.pop().unwrap();
+    assert_eq!((&told["run"], &ended["status"]), (&ended, &json!("aborted")));
+    assert_eq!(ended["metadata"], json!({"late": "yes"}));
+    let limits = ended["limits"].clone();
     let raised = ["max_steps", "max_tool_calls", "max_tokens"].map(|name| limits[name].clone());
     assert_eq!(raised, [json!(50), json!(60), json!(70_000)]);
     app.finish().await;

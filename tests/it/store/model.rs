@@ -156,7 +156,7 @@ impl Kept {
         if commit.status.is_finished() && self.run.cancel_requested_at != commit.cancel_requested_at {
             return Err(Refusal::CancelRequested);
         }
-        if commit.status.name() == RunStatusName::Completed && commit.inbox_read != self.newest_item {
+        if commit.status.is_finished() && commit.inbox_read != self.newest_item {
             return Err(Refusal::Unread);
         }
         self.run.status = commit.status;

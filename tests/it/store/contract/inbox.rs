@@ -40,7 +40,7 @@ pub(crate) async fn an_inbox_keeps_its_order_until_it_is_read<D: Database>() {
     assert_eq!(store.inbox(id(1), 0).await.unwrap(), [(6, message("more"))]);
 }
 
-pub(crate) async fn what_is_not_read_keeps_a_run_from_completing<D: Database>() {
+pub(crate) async fn what_is_not_read_keeps_a_run_from_its_end<D: Database>() {
     let database = D::fresh().await;
     let store = database.store();
     let new = running(1);
@@ -56,11 +56,13 @@ pub(crate) async fn what_is_not_read_keeps_a_run_from_completing<D: Database>() 
     let ended = run(&store, &new).await.unwrap();
     assert_eq!(store.post(post(&new, message("late"))).await.unwrap(), Some(ended));
     assert_eq!(store.inbox(id(1), 0).await.unwrap(), []);
-    // Any other end does not wait.
+    // That is so with every end: the last event shows the whole run.
     let other = running(2);
     create(&store, &other).await;
     store.post(post(&other, message("wait"))).await.unwrap();
-    store.commit_step(StepCommit { status: aborted(), ..step(&other, 1, vec![]) }).await.unwrap();
+    let end = |inbox_read| StepCommit { status: aborted(), inbox_read, ..step(&other, 1, vec![]) };
+    assert!(matches!(store.commit_step(end(0)).await, Err(StoreError::Unread { inbox: 1, .. })));
+    store.commit_step(end(1)).await.unwrap();
 }
 
 pub(crate) async fn a_refused_step_leaves_the_inbox<D: Database>() {
@@ -84,7 +86,7 @@ pub(crate) async fn new_limits_are_in_the_inbox_and_in_the_run<D: Database>() {
     create(&store, &new).await;
     let limits = Limits { max_steps: 77, ..new.run.limits };
     let changed = Some(Run { limits, ..stored(&new) });
-    let item = InboxItem::Limits { limits };
+    let item = InboxItem::Amendment { limits: Some(limits), metadata: None };
     assert_eq!(store.post(post(&new, item.clone())).await.unwrap(), changed);
     assert_eq!(run(&store, &new).await, changed);
     assert_eq!(store.inbox(id(1), 0).await.unwrap(), [(1, item)]);
@@ -105,15 +107,18 @@ pub(crate) async fn labels_are_replaced<D: Database>() {
     assert_eq!(found("team", "blue").await, 1);
     for metadata in [labels(&[("team", "red"), ("prio", "low")]), labels(&[("team", "red")]), labels(&[])] {
         let expected = Some(Run { metadata: metadata.clone(), ..stored(&new) });
-        assert_eq!(store.relabel(&tenant(), id(1), &metadata).await.unwrap(), expected);
+        let item = InboxItem::Amendment { limits: None, metadata: Some(metadata.clone()) };
+        assert_eq!(store.post(post(&new, item)).await.unwrap(), expected);
         assert_eq!(run(&store, &new).await, expected);
         assert_eq!(found("team", "blue").await, 0);
         assert_eq!(found("team", "red").await, metadata.len().min(1));
         assert_eq!(found("prio", "low").await, usize::from(metadata.len() == 2));
     }
-    store.commit_step(StepCommit { status: aborted(), ..step(&new, 0, vec![]) }).await.unwrap();
+    let end = StepCommit { status: aborted(), inbox_read: 3, ..step(&new, 0, vec![]) };
+    store.commit_step(end).await.unwrap();
     let ended = run(&store, &new).await;
-    assert_eq!(store.relabel(&tenant(), id(1), &labels(&[("a", "b")])).await.unwrap(), ended);
+    let late = InboxItem::Amendment { limits: None, metadata: Some(labels(&[("a", "b")])) };
+    assert_eq!(store.post(post(&new, late)).await.unwrap(), ended);
     assert_eq!(found("a", "b").await, 0);
     assert_eq!(store.due(at(9), 9).await.unwrap(), []);
 }

@@ -80,7 +80,7 @@ macro_rules! contract_suite {
             waiting_runs_are_due,
             of_those_who_go_on_from_a_wait_one_wins,
             an_inbox_keeps_its_order_until_it_is_read,
-            what_is_not_read_keeps_a_run_from_completing,
+            what_is_not_read_keeps_a_run_from_its_end,
             a_refused_step_leaves_the_inbox,
             new_limits_are_in_the_inbox_and_in_the_run,
             labels_are_replaced,

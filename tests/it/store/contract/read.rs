@@ -19,7 +19,6 @@ pub(crate) async fn another_tenant_sees_nothing<D: Database>() {
         assert_eq!(store.transcript(&who, what).await.unwrap(), None);
         assert_eq!(store.load(&who, what).await.unwrap(), None);
         assert_eq!(store.request_cancel(&who, what, at(9)).await.unwrap(), None);
-        assert_eq!(store.relabel(&who, what, &labels(&[])).await.unwrap(), None);
         assert_eq!(store.erase(&who, what, at(9)).await.unwrap(), Erasure::Unknown);
         assert!(!store.is_erased(&who, what).await.unwrap());
         let item = InboxItem::Message { content: Vec::new() };
