@@ -12,6 +12,7 @@ use super::apart::{Apart, Start};
 use super::commit::{Moment, apply, encode, publish};
 use super::control::Active;
 use super::driver::Origin;
+use super::outside::Deliveries;
 use super::queue::{Place, Queue, Slot};
 use super::resolve::{Resolved, resolve};
 use super::scratch::Scratch;
@@ -51,6 +52,8 @@ pub(super) struct Inner {
     upkeep: TaskTracker,
     /// Held while runs are taken from the store, until they are begun.
     pub(super) taking: tokio::sync::Mutex<()>,
+    /// Answers that are being delivered.
+    pub(super) deliveries: Deliveries,
     /// Runs that were brought to rest for the next process.
     pub(super) parked: Mutex<Vec<RunId>>,
     /// No new runs.
@@ -123,6 +126,7 @@ impl Supervisor {
             apart: Arc::default(),
             upkeep: TaskTracker::new(),
             taking: tokio::sync::Mutex::default(),
+            deliveries: Deliveries::default(),
             parked: Mutex::default(),
             stopping: CancellationToken::new(),
             halted: CancellationToken::new(),
