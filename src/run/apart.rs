@@ -14,6 +14,9 @@ use tokio_util::task::TaskTracker;
 const SUSPECT: u32 = 2;
 /// From here on it begins alone.
 const ALONE: u32 = SUSPECT + 1;
+/// A run is ended once more processes in a row than these ended with it before it got any further: those in which it
+/// came to be a suspect, and those in which it had its turn.
+pub(super) const MAX_CRASHES: u32 = ALONE + 1;
 /// How long a suspect keeps a place. It gets further, or ends the process, in less.
 const TURN: Duration = Duration::from_secs(2);
 /// Most suspects that have a place; one more has it with each that did no harm.
@@ -38,7 +41,8 @@ pub(super) struct Apart {
     places: Arc<Semaphore>,
     /// How many places there are, taken or not.
     width: AtomicUsize,
-    timers: TaskTracker,
+    /// The supervisor's: it waits for turns to end, which they do with their runs.
+    tasks: TaskTracker,
 }
 
 /// How many suspects have not got further yet.
@@ -61,18 +65,17 @@ pub(super) struct Turn {
     _over: oneshot::Sender<()>,
 }
 
-impl Default for Apart {
-    fn default() -> Self {
+impl Apart {
+    /// Nobody is suspected. `tasks` are the tasks of whoever begins runs.
+    pub(super) fn new(tasks: TaskTracker) -> Self {
         Self {
             suspects: watch::Sender::default(),
             places: Arc::new(Semaphore::new(1)),
             width: AtomicUsize::new(1),
-            timers: TaskTracker::new(),
+            tasks,
         }
     }
-}
 
-impl Apart {
     /// How a run begins that so many processes ended with. A suspect is in line from now on: where several runs are to
     /// begin, this is asked of all before the first one is.
     pub(super) fn start(self: &Arc<Self>, crashes: u32) -> Start {
@@ -95,7 +98,7 @@ impl Apart {
     /// Ends a turn once its holder is done with it, or has had it long enough.
     fn end_in_time(self: &Arc<Self>, place: OwnedSemaphorePermit, done: oneshot::Receiver<()>, is_alone: bool) {
         let apart = Arc::clone(self);
-        self.timers.spawn(async move {
+        self.tasks.spawn(async move {
             drop(timeout(TURN, done).await);
             drop(place);
             // It did no harm, so it is less likely that others do.
@@ -162,7 +165,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_most_suspected_pass_alone_then_the_others_then_what_is_held() {
-        let apart = Arc::new(Apart::default());
+        let apart = Arc::new(Apart::new(TaskTracker::new()));
         let held = apart.start(1);
         let second = suspect(&apart, 2);
         let first = suspect(&apart, 3);
@@ -186,7 +189,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_turn_ends_by_itself_and_each_one_makes_room_for_one_more() {
-        let apart = Arc::new(Apart::default());
+        let apart = Arc::new(Apart::new(TaskTracker::new()));
         let begun = Instant::now();
         let mut begins = Vec::new();
         let mut turns = Vec::new();
@@ -206,7 +209,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_that_gives_up_keeps_nobody_waiting() {
-        let apart = Arc::new(Apart::default());
+        let apart = Arc::new(Apart::new(TaskTracker::new()));
         let (gone, other) = (suspect(&apart, 4), suspect(&apart, 2));
         drop(gone);
         let turn = other.wait().await;

@@ -116,14 +116,15 @@ impl CreateError {
 impl Supervisor {
     /// Settles what a former process left behind and begins to take runs from the queue.
     pub async fn start(services: Services) -> Result<Self, StoreError> {
+        let tasks = TaskTracker::new();
         let inner = Arc::new(Inner {
             queue: Queue::new(services.run.max_concurrent, services.run.max_queued),
             scratch: Arc::new(Scratch::new(services.run.scratch_dir.clone())),
             services: Arc::new(services),
             active: Arc::default(),
             tool_sets: ToolSets::default(),
-            tasks: TaskTracker::new(),
-            apart: Arc::default(),
+            apart: Arc::new(Apart::new(tasks.clone())),
+            tasks,
             upkeep: TaskTracker::new(),
             taking: tokio::sync::Mutex::default(),
             deliveries: Deliveries::default(),

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use tokio::time::sleep;
 use tracing::Instrument;
 
-use super::apart::Start;
+use super::apart::{MAX_CRASHES, Start};
 use super::commit::CommitError;
 use super::control::{Control, Registration};
 use super::driver::{DriveError, Driver, Left, Origin, Parts};
@@ -27,10 +27,6 @@ use crate::telemetry::run_log_context;
 const CLAIM_BATCH: usize = 64;
 /// How long to wait before another claim when the database fails.
 const CLAIM_RETRY: Duration = Duration::from_secs(1);
-
-/// A run is ended once more processes in a row than these ended with it before it got any further. In the last ones it
-/// began apart from others.
-const MAX_CRASHES: u32 = 4;
 
 /// What is stored of a run cannot be continued.
 #[derive(Debug, thiserror::Error)]

@@ -1,12 +1,13 @@
 //! What has to be done by the clock: the lease is renewed, waits that are over end, runs that were claimed in vain are
 //! taken up, old runs are erased. Each of it is tried again when the database is back.
 
+use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval};
 use tracing::Instrument as _;
 
 use super::commit::CommitError;
@@ -46,6 +47,22 @@ enum Swept {
     Some,
 }
 
+/// Ticks; one that is missed is left out.
+fn every(period: Duration) -> Interval {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    ticks
+}
+
+/// Tells of a duty that could not be done. It is done again with the next tick.
+fn tell(duty: &str, outcome: Result<Result<(), StoreError>, Box<dyn Any + Send>>) {
+    match outcome {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "{duty} has to wait for the database"),
+        Err(panic) => tracing::error!(error = panic_text(panic.as_ref()), "{duty} panicked"),
+    }
+}
+
 /// Whether a duty has to be done; notes that it is.
 fn is_due(last: &mut Option<Instant>, every: Duration) -> bool {
     let now = Instant::now();
@@ -57,42 +74,31 @@ fn is_due(last: &mut Option<Instant>, every: Duration) -> bool {
 }
 
 impl Inner {
-    /// Renews the lease until the runs are let go of. Nothing else has to be waited for in between.
+    /// Renews the lease until the runs are let go of. It waits for nothing else that is done by the clock.
     pub(super) async fn keep_lease(self: Arc<Self>) {
-        let mut ticks = interval(RENEWAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                biased;
-                () = self.halted.cancelled() => return,
-                () = self.released.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
-            if let Err(error) = self.services.store.renew_lease().await {
-                tracing::warn!(%error, "the lease of this process could not be renewed; others may take its runs over");
-                ticks.reset_after(TICK);
-            }
+        let mut ticks = every(RENEWAL);
+        while self.goes_on(&mut ticks).await {
+            tell("renewing the lease", AssertUnwindSafe(self.services.store.renew_lease()).catch_unwind().await);
         }
     }
 
     /// Does all the rest until the server stops.
     pub(super) async fn keep_up(self: Arc<Self>) {
-        let mut ticks = interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = every(TICK);
         // What was just opened needs none of it yet.
         let mut done = Done { adoption: Some(Instant::now()), ..Done::default() };
-        loop {
-            tokio::select! {
-                biased;
-                () = self.halted.cancelled() => return,
-                () = self.released.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
-            match AssertUnwindSafe(self.look_after(&mut done)).catch_unwind().await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "upkeep has to wait for the database"),
-                Err(panic) => tracing::error!(error = panic_text(panic.as_ref()), "upkeep panicked"),
-            }
+        while self.goes_on(&mut ticks).await {
+            tell("upkeep", AssertUnwindSafe(self.look_after(&mut done)).catch_unwind().await);
+        }
+    }
+
+    /// Waits for the next tick; `false` when there is nothing more to do.
+    async fn goes_on(&self, ticks: &mut Interval) -> bool {
+        tokio::select! {
+            biased;
+            () = self.halted.cancelled() => false,
+            () = self.released.cancelled() => false,
+            _ = ticks.tick() => true,
         }
     }
 

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     pub(crate) store: Store,
     /// The least time between two kills, and the most, in milliseconds. A run that gets no further in five such times, in
     /// three of them apart from others, is taken for one that ends processes.
-    #[arg(long, num_args = 2, default_values_t = [250, 1_500])]
+    #[arg(long, num_args = 2, default_values_t = [250, 900])]
     pub(crate) between_ms: Vec<u64>,
     /// How long the model waits before each piece, in milliseconds.
     #[arg(long, default_value_t = 5)]
